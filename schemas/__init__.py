@@ -1,0 +1,1 @@
+"""What crosses a process boundary: subjects, messages, errors, identities. Imports nothing of ours."""

@@ -1,0 +1,53 @@
+"""What an edge says to the owner of a run (`hr.ctl.<id>`), and to all routers (`hr.cancel`)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from schemas.codec import Message
+
+
+class Verb(StrEnum):
+    CANCEL = "cancel"
+    REPLAY = "replay"
+    ATTACH = "attach"
+
+
+class Position(msgspec.Struct, frozen=True, kw_only=True):
+    """From token `index` of `choice` on."""
+
+    choice: int
+    index: int
+
+
+class Control(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """cancel: `choices` (None = all). replay, attach: `positions`. attach: also `reply_to` and `edge`."""
+
+    run: int
+    job: str
+    verb: Verb
+    choices: tuple[int, ...] | None = None
+    positions: tuple[Position, ...] = ()
+    reply_to: str = ""
+    edge: str = ""
+
+
+class CancelJob(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """Edge to all routers: purge the job's queue subject, remember it until its queue deadline (`remember_s` from now)."""
+
+    job: str
+    attempt: int
+    model: str
+    tier: str
+    lane: int
+    remember_s: float
+
+
+class CancelAck(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """One router's answer."""
+
+    router: str
+    job: str
+    purged: bool = False

@@ -1,0 +1,70 @@
+"""Prefill to decode: where the KV blocks of a run lie, and what decode needs to go on."""
+
+from __future__ import annotations
+
+import msgspec
+
+from schemas.codec import Message
+from schemas.job import Job
+from schemas.reply import Logprob
+
+
+class BlockRef(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One block of the sender: its slot, its generation, the identity of a full block (empty for the tail)."""
+
+    slot: int
+    generation: int
+    hash: bytes = b""
+
+
+class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+    """Leave to fetch once: `address` is host:port, `expires_s` counts from the moment of sending."""
+
+    address: str
+    token: bytes
+    expires_s: float
+
+
+class FirstToken(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The token prefill sampled for one open choice; `index` is its position among the choice's generated tokens."""
+
+    choice: int
+    index: int
+    token: int
+    logprob: Logprob | None = None
+
+
+class Handoff(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """Prefill to `hr.decode.<id>.handoff`. `tail_tokens`: filled tokens of the last block (0 = it is full).
+
+    `compute_s` and `cached_tokens` are prefill's, so that decode's frames report the attempt's totals.
+    `opaque` replaces blocks and ticket for engines that move KV themselves.
+    """
+
+    run: int
+    job: Job
+    prefill: str
+    first: tuple[FirstToken, ...]
+    kv_compat: str
+    blocks: tuple[BlockRef, ...] = ()
+    tail_tokens: int = 0
+    ticket: Ticket | None = None
+    cached_tokens: int = 0
+    compute_s: float = 0.0
+    opaque: bytes = b""
+
+
+class OfferRequest(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """Block hashes that a prefill worker would fetch from decode's prefix cache (`hr.decode.<id>.offer`)."""
+
+    run: int
+    kv_compat: str
+    hashes: tuple[bytes, ...]
+
+
+class Offer(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """What decode lends of them."""
+
+    run: int
+    blocks: tuple[BlockRef, ...] = ()
+    ticket: Ticket | None = None

@@ -1,0 +1,141 @@
+"""A Job: what the edge asks for, whole. The same message goes to routers, the queue and, in a Placement, to workers."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from schemas.codec import Message
+from schemas.identity import is_job, is_process
+
+LANES = 16
+U64 = 2**64
+
+
+class Tier(StrEnum):
+    ENTERPRISE = "enterprise"
+    PAID = "paid"
+    FREE = "free"
+
+
+class Deadlines(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Limits in seconds after `stamp`, the sender's wall clock (Unix seconds). None = no such limit."""
+
+    stamp: float
+    total: float
+    queue: float | None = None
+    first_token: float | None = None
+
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """Constrained output: `kind` is json_object, json_schema, regex or grammar."""
+
+    kind: str
+    source: str = ""
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """How tokens are drawn. Token i of choice c depends on (seed, c, i, logits) only.
+
+    `max_tokens` counts generated tokens of a choice, those of earlier attempts included. `top_k` 0 and `min_p` 0 mean off.
+    `logprobs` is the number of alternatives, None = none.
+    """
+
+    seed: int
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < U64:
+            raise ValueError("seed is outside 0..2**64-1")
+        if self.max_tokens < 1:
+            raise ValueError("max_tokens is below 1")
+        if not (0.0 <= self.temperature <= 2.0 and 0.0 < self.top_p <= 1.0):  # NaN fails both
+            raise ValueError("temperature or top_p is out of range")
+
+
+class Choice(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One of a job's n answers: the ids generated so far, kept apart from the prompt."""
+
+    index: int
+    generated: tuple[int, ...] = ()
+    done: bool = False
+
+
+class Job(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """See design section 3. `prompt` is u32 little-endian; `lane` is the keyed hash of the tenant mod 16; `salt` keys the
+    tenant's prefix cache; `deaths` counts proven deaths of processes that owned this job; `weights` is set on a resume."""
+
+    job: str
+    attempt: int
+    model: str
+    prompt: bytes
+    sampling: Sampling
+    deadlines: Deadlines
+    reply_to: str
+    edge: str
+    n: int = 1
+    choices: tuple[Choice, ...] = (Choice(index=0),)
+    tier: Tier = Tier.PAID
+    lane: int = 0
+    salt: bytes = b""
+    adapter: str | None = None
+    detached: bool = False
+    resume: bool = False
+    deaths: int = 0
+    weights: str = ""
+    trace: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if not is_job(self.job):
+            raise ValueError("job is not 128 bits of hex")
+        if not is_process(self.edge):
+            raise ValueError("edge is not a process id")
+        if not self.prompt or len(self.prompt) % 4:
+            raise ValueError("prompt is empty or not whole u32 ids")
+        if self.attempt < 1 or not 0 <= self.lane < LANES:
+            raise ValueError("attempt or lane is out of range")
+        if self.n < 1 or [choice.index for choice in self.choices] != list(range(self.n)):
+            raise ValueError("choices are not 0..n-1")
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt) // 4
+
+    @property
+    def open_choices(self) -> tuple[Choice, ...]:
+        return tuple(choice for choice in self.choices if not choice.done)
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Token ids as u32 little-endian bytes. Raises OverflowError for an id outside u32."""
+    packed = array("I", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    """The inverse of `pack_ids`. Raises ValueError when `data` is not whole u32 values."""
+    packed = array("I")
+    packed.frombytes(data)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tolist()

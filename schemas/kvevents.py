@@ -1,0 +1,30 @@
+"""Numbered KV cache events of one process, and the paged snapshot that heals a gap."""
+
+from __future__ import annotations
+
+from schemas.codec import Message
+
+
+class KvEvents(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """`first` is the number of this batch; the next one is `first` + 1. Hashes are 16 bytes each."""
+
+    process: str
+    first: int
+    stored: tuple[bytes, ...] = ()
+    removed: tuple[bytes, ...] = ()
+
+
+class KvSnapshotRequest(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """Page `page` of everything cached."""
+
+    page: int = 0
+
+
+class KvSnapshot(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """`at` is the number of the last event batch that the page already contains."""
+
+    process: str
+    at: int
+    page: int
+    pages: int
+    hashes: tuple[bytes, ...] = ()

@@ -1,0 +1,105 @@
+"""Router and workers: placements, reservations, answers; and what the edge hears of its submit."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from schemas.codec import Message
+from schemas.job import Job
+from schemas.state import Credits
+
+
+class Accepted(Message, frozen=True, omit_defaults=True, kw_only=True, tag="accepted"):
+    """Edge's answer: the run that was placed, and where. `prefill` is empty when decode prefills locally."""
+
+    run: int
+    prefill: str
+    decode: str
+    router: str
+
+
+class Queue(Message, frozen=True, omit_defaults=True, kw_only=True, tag="queue"):
+    """No credit, or others of the same or a higher tier wait: publish into the work queue."""
+
+    router: str
+    reason: str = "no_credit"
+
+
+class Refused(Message, frozen=True, omit_defaults=True, kw_only=True, tag="refused"):
+    """Not here and not now. `code` is an error code of `schemas.errors`; `retry_after` in seconds."""
+
+    code: str
+    reason: str
+    retry_after: float | None = None
+
+
+SubmitAnswer = Accepted | Queue | Refused
+
+
+class CachedBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """The first `blocks` full blocks of the prompt lie cached on `process`."""
+
+    process: str
+    blocks: int
+
+
+class Placement(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """Router to a worker's `.submit`. `decode` is the process that holds the reservation; empty = decode locally."""
+
+    run: int
+    job: Job
+    decode: str = ""
+    fetch: CachedBlocks | None = None
+
+
+class Accept(Message, frozen=True, omit_defaults=True, kw_only=True, tag="accept"):
+    """A worker took the work."""
+
+    run: int
+    credits: Credits
+
+
+class Refuse(Message, frozen=True, omit_defaults=True, kw_only=True, tag="refuse"):
+    """A worker has the last word."""
+
+    run: int
+    reason: str
+    credits: Credits
+    retry_after: float | None = None
+
+
+WorkerAnswer = Accept | Refuse
+
+
+class LeaseVerb(StrEnum):
+    RESERVE = "reserve"
+    RENEW = "renew"
+    RELEASE = "release"
+
+
+class LeaseItem(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """`blocks` matters to `reserve` only."""
+
+    run: int
+    verb: LeaseVerb
+    blocks: int = 0
+
+
+class Lease(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """To `hr.decode.<id>.lease`; the items are answered one by one, in order."""
+
+    process: str
+    items: tuple[LeaseItem, ...]
+
+
+class LeaseResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    run: int
+    ok: bool
+    reason: str = ""
+
+
+class LeaseAnswer(Message, frozen=True, omit_defaults=True, kw_only=True):
+    results: tuple[LeaseResult, ...]
+    credits: Credits

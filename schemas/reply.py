@@ -1,0 +1,87 @@
+"""What workers and routers say on an edge's reply subject: frames of token ids, events, digests. Never text.
+
+One NATS message carries the records of one engine step that share a `reply_to`; its NATS reply subject is the sender's
+control subject. A frame's index *is* its sequence number.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from schemas.codec import Message
+from schemas.lifecycle import State
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Logprob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Log-probability (natural) of one token and, when asked for, of the most likely ones as (id, logprob)."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Frame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Tokens `index`, `index`+1, … of one choice. `cached_tokens` and `compute_s` are of this attempt so far."""
+
+    run: int
+    job: str
+    attempt: int
+    hop: int
+    index: int
+    choice: int = 0
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[Logprob, ...] = ()
+    finish: FinishReason | None = None
+    cached_tokens: int = 0
+    compute_s: float = 0.0
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A change of an attempt's state. `owned` is an event (`reason="owned"`); every attempt ends with a terminal one."""
+
+    run: int
+    job: str
+    attempt: int
+    hop: int
+    state: State
+    reason: str = ""
+    error_code: str = ""
+    retry_after: float | None = None
+    weights: str = ""
+
+
+OWNED = "owned"
+
+
+class Frames(Message, frozen=True, omit_defaults=True, kw_only=True, tag="frames"):
+    """The records of one step; within a job, frames come before the event that follows them."""
+
+    process: str
+    frames: tuple[Frame, ...] = ()
+    events: tuple[Event, ...] = ()
+
+
+class DigestEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Where a run stands: `last` holds (choice, index of its last token)."""
+
+    run: int
+    job: str
+    state: State
+    last: tuple[tuple[int, int], ...] = ()
+
+
+class Digest(Message, frozen=True, omit_defaults=True, kw_only=True, tag="digest"):
+    """Every 250 ms, each worker to each edge it serves: its runs, ended ones for 10 s."""
+
+    process: str
+    runs: tuple[DigestEntry, ...] = ()
+
+
+Reply = Frames | Digest

@@ -1,0 +1,130 @@
+"""What processes say of themselves: worker state, edge beats, router queue reports, deaths."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from schemas.codec import OLDEST_SCHEMA, SCHEMA, Message
+
+
+class Role(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+class Capabilities(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What an engine can honour. The edge refuses by name what is missing here."""
+
+    seed: bool = False
+    penalties: bool = False
+    n: bool = False
+    logprobs: bool = False
+    min_p: bool = False
+    logit_bias: bool = False
+    grammar: tuple[str, ...] = ()
+    exact_resume: bool = False
+    cancel_during_handoff: bool = True
+    must_hand_off: bool = False
+    prompt_logprobs: bool = False
+
+
+class SchemaRange(msgspec.Struct, frozen=True, kw_only=True):
+    oldest: int = OLDEST_SCHEMA
+    newest: int = SCHEMA
+
+
+class Credits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a worker would still take. `version` only grows; the higher one is the newer one.
+
+    `prefill_tokens`: uncached prompt tokens it would queue; `decode_slots`: sequences; `kv_blocks`: free or evictable blocks.
+    """
+
+    version: int
+    prefill_tokens: int = 0
+    decode_slots: int = 0
+    kv_blocks: int = 0
+
+
+class Rates(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Measured: prompt tokens per second of prefill, seconds of one decode step."""
+
+    prefill_tokens_s: float = 0.0
+    decode_step_s: float = 0.0
+
+
+class WorkerState(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """Each 250 ms, and on change debounced to 20 ms. `sent` is the sender's wall clock (Unix seconds)."""
+
+    process: str
+    role: Role
+    model: str
+    kv_compat: str
+    weights: str
+    schemas: SchemaRange
+    capabilities: Capabilities
+    credits: Credits
+    sent: float
+    context_length: int
+    block_tokens: int
+    queued: int = 0
+    running: int = 0
+    kv_used: int = 0
+    kv_total: int = 0
+    steps: int = 0
+    step_p99_s: float = 0.0
+    rates: Rates = Rates()
+    draining: bool = False
+
+
+class EdgeBeat(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """An edge's sign of life, every 500 ms. `sent` is its wall clock (Unix seconds)."""
+
+    process: str
+    sent: float
+    schemas: SchemaRange = SchemaRange()
+    left: bool = False
+
+
+class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a router knows of a model from its live workers."""
+
+    model: str
+    capabilities: Capabilities
+    context_length: int
+    weights: tuple[str, ...] = ()
+    schemas: SchemaRange = SchemaRange()
+
+
+class QueueReport(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """A router's word on one model, every 100 ms, also when nothing waits. `waiting`: jobs by tier; `drain_rate`: jobs/s.
+
+    `card` comes once a second.
+    """
+
+    router: str
+    model: str
+    waiting: dict[str, int] = {}
+    drain_rate: float = 0.0
+    card: ModelCard | None = None
+
+
+class Cause(StrEnum):
+    KILLED = "killed"
+    REPLACED = "replaced"
+    LEFT = "left"
+    DISCONNECTED = "disconnected"
+
+    @property
+    def proven(self) -> bool:
+        """Proven death: counts against a job, and is acted on at once."""
+        return self in (Cause.KILLED, Cause.REPLACED)
+
+
+class Death(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """`hr.dead.<id>`, sent 3 times 100 ms apart."""
+
+    process: str
+    cause: Cause

@@ -1,0 +1,105 @@
+"""Every NATS subject, stream and bucket Headrace uses; the table of docs/architecture.md in code.
+
+The only place where a model name becomes a subject token.
+"""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+
+_PLAIN = frozenset(string.ascii_letters + string.digits + "-_")
+
+JOBS_STREAM = "HR_JOBS"
+WORKERS_BUCKET = "HR_WORKERS"
+QUARANTINE_BUCKET = "HR_QUARANTINE"
+
+
+def model_token(model: str) -> str:
+    """`model` as one subject token: what is not a letter, digit, `-` or `_` becomes `=XX` (UTF-8, hex). Injective."""
+    return "".join(
+        chr(byte) if chr(byte) in _PLAIN else f"={byte:02X}" for byte in model.encode("utf-8", "surrogatepass")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """Subject names under one prefix."""
+
+    prefix: str = "hr"
+
+    # work
+    def submit(self, model: str) -> str:
+        return f"{self.prefix}.submit.{model_token(model)}"
+
+    def submit_any(self) -> str:
+        return f"{self.prefix}.submit.*"
+
+    def router_submit(self, router: str) -> str:
+        return f"{self.prefix}.router.{router}.submit"
+
+    def job(self, model: str, tier: str, lane: int, job: str) -> str:
+        return f"{self.lane(model, tier, lane)}.{job}"
+
+    def lane(self, model: str, tier: str, lane: int) -> str:
+        return f"{self.prefix}.jobs.{model_token(model)}.{tier}.{lane}"
+
+    def jobs(self) -> str:
+        return f"{self.prefix}.jobs.>"
+
+    def jobs_of(self, model: str) -> str:
+        return f"{self.prefix}.jobs.{model_token(model)}.>"
+
+    def queue(self, model: str) -> str:
+        return f"{self.prefix}.queue.{model_token(model)}"
+
+    def queue_any(self) -> str:
+        return f"{self.prefix}.queue.*"
+
+    def cancel(self) -> str:
+        return f"{self.prefix}.cancel"
+
+    # workers
+    def prefill_submit(self, worker: str) -> str:
+        return f"{self.prefix}.prefill.{worker}.submit"
+
+    def decode_submit(self, worker: str) -> str:
+        return f"{self.prefix}.decode.{worker}.submit"
+
+    def decode_lease(self, worker: str) -> str:
+        return f"{self.prefix}.decode.{worker}.lease"
+
+    def decode_handoff(self, worker: str) -> str:
+        return f"{self.prefix}.decode.{worker}.handoff"
+
+    def decode_offer(self, worker: str) -> str:
+        return f"{self.prefix}.decode.{worker}.offer"
+
+    # replies, control, life
+    def reply(self, edge: str) -> str:
+        return f"{self.prefix}.reply.{edge}"
+
+    def control(self, process: str) -> str:
+        return f"{self.prefix}.ctl.{process}"
+
+    def dead(self, process: str) -> str:
+        return f"{self.prefix}.dead.{process}"
+
+    def dead_any(self) -> str:
+        return f"{self.prefix}.dead.*"
+
+    def worker_state(self, role: str, model: str, worker: str) -> str:
+        return f"{self.prefix}.state.{role}.{model_token(model)}.{worker}"
+
+    def worker_state_any(self) -> str:
+        return f"{self.prefix}.state.*.*.*"
+
+    def edge_state(self, edge: str) -> str:
+        return f"{self.prefix}.state.edge.{edge}"
+
+    def edge_state_any(self) -> str:
+        return f"{self.prefix}.state.edge.*"
+
+    # operators
+    def admin(self, service: str, process: str, verb: str) -> str:
+        return f"{self.prefix}.admin.{service}.{process}.{verb}"

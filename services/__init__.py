@@ -1,0 +1,1 @@
+"""Headrace's processes and what they are made of."""

@@ -1,0 +1,1 @@
+"""The bus: the one place that knows nats-py and its traps. Import from its modules."""

@@ -1,0 +1,151 @@
+"""What a worker may ask of an engine, one protocol a phase; knows no bus, no edge and no HTTP.
+
+Everything here is called on the event loop of the worker. An engine computes elsewhere (a thread, a process) and says what
+came of each step through one callback, `on_step`, on the same loop. A run's KV blocks are held in the worker's `BlockPool` by
+`run_holder(run)` from admission until the engine reports the run's end, or until prefill reports it ready for handoff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from schemas.handoff import FirstToken
+from schemas.job import Choice, Job, Sampling, Tier, unpack_ids
+from schemas.lifecycle import State
+from schemas.reply import FinishReason, Logprob
+from schemas.state import Capabilities, Rates
+from services.kv.pool import BlockPool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine is. `step_tokens`: the most prompt tokens of one step; `max_batch`: the most sequences it decodes."""
+
+    name: str
+    version: str
+    model: str
+    weights: str
+    kv_compat: str
+    capabilities: Capabilities
+    context_length: int
+    vocab_size: int
+    block_tokens: int
+    eos_ids: frozenset[int]
+    step_tokens: int
+    max_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """One run as an engine sees it: ids, how to sample, who comes first when memory runs out."""
+
+    run: int
+    prompt: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    sampling: Sampling
+    tier: Tier = Tier.PAID
+    salt: bytes = b""
+    adapter: str | None = None
+
+    @classmethod
+    def of(cls, run: int, job: Job) -> RunSpec:
+        return cls(
+            run=run,
+            prompt=tuple(unpack_ids(job.prompt)),
+            choices=job.open_choices,
+            sampling=job.sampling,
+            tier=job.tier,
+            salt=job.salt,
+            adapter=job.adapter,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """One sampled token; `index` counts the choice's generated tokens from 0. `compute_s` is the run's total so far."""
+
+    run: int
+    choice: int
+    index: int
+    token: int
+    logprob: Logprob | None = None
+    finish: FinishReason | None = None
+    cached_tokens: int = 0
+    compute_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """The run left the engine and its blocks are released. `state` is terminal."""
+
+    run: int
+    state: State
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did. `prefilled`: runs whose prompt is computed and that wait for their handoff, blocks still held."""
+
+    tokens: tuple[TokenOutput, ...] = ()
+    prefilled: tuple[int, ...] = ()
+    ended: tuple[RunEnd, ...] = ()
+    seconds: float = 0.0
+
+
+OnStep = Callable[[StepReport], None]
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Measured by the engine. `queued`: runs not yet in a step; `queued_tokens`: their uncomputed tokens."""
+
+    queued: int = 0
+    queued_tokens: int = 0
+    running: int = 0
+    steps: int = 0
+    step_p99_s: float = 0.0
+    rates: Rates = field(default_factory=Rates)
+
+
+class Engine(Protocol):
+    """What both phases share."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def pool(self) -> BlockPool: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def start(self, on_step: OnStep) -> None:
+        """Begins to compute; `on_step` is called once a step."""
+
+    async def stop(self) -> None:
+        """Drops every run, without a report, once the step in progress is over."""
+
+    def cancel(self, run: int) -> None:
+        """Drops the run within the step in progress, between two layers if need be; unknown runs are ignored.
+
+        A `RunEnd(CANCELLED)` follows, unless the run's end was reported before.
+        """
+
+
+class PrefillEngine(Engine, Protocol):
+    def prefill(self, spec: RunSpec, *, then_decode: bool = False) -> None:
+        """Computes the KV blocks of prompt and generated ids, and samples each open choice's next token.
+
+        With `then_decode` the run goes on decoding here (local prefill); blocks already held by the run (a reservation) are
+        used. Raises `PoolExhausted` when the pool cannot hold it, `UnsupportedParameter` for what the engine cannot do.
+        """
+
+
+class DecodeEngine(PrefillEngine, Protocol):
+    def decode(self, spec: RunSpec, first: tuple[FirstToken, ...], *, cached_tokens: int, compute_s: float) -> None:
+        """Joins a run to the batch. Its blocks, held by the run, contain the KV of prompt and generated ids.
+
+        `first` is not computed yet and not reported again. Raises `UnsupportedParameter`.
+        """

@@ -1,0 +1,65 @@
+"""One choice of a run inside an engine: its ids, how far its KV is computed, the blocks that hold it.
+
+Invariant: tokens 0..computed-1 have their KV in `blocks`; the last id is never computed before the step that follows it.
+Changed on the event loop only; `cancelled` alone is read by the computing thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from schemas.job import Sampling
+from schemas.reply import FinishReason
+from services.engine.protocol import RunSpec
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    spec: RunSpec
+    choice: int
+    ids: list[int]
+    blocks: list[int]
+    arrival: int
+    then_decode: bool
+    computed: int = 0
+    cached_tokens: int = 0
+    compute_s: float = 0.0
+    cancelled: bool = False
+    prompt_length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.spec.prompt)
+
+    @property
+    def run(self) -> int:
+        return self.spec.run
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.spec.sampling
+
+    @property
+    def generated(self) -> int:
+        """How many tokens this choice has generated, in all attempts."""
+        return len(self.ids) - self.prompt_length
+
+    @property
+    def uncomputed(self) -> int:
+        return len(self.ids) - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        """Only the last sampled token is missing: one token a step from here."""
+        return self.uncomputed == 1 and self.generated > 0
+
+    def finish_after_last(self, eos_ids: frozenset[int], context_length: int) -> FinishReason | None:
+        """Why the choice ends with the token that was just appended, or None."""
+        sampling, token = self.sampling, self.ids[-1]
+        if self.generated > sampling.min_tokens:
+            if token in sampling.stop_token_ids:
+                return FinishReason.STOP
+            if token in eos_ids and not sampling.ignore_eos:
+                return FinishReason.STOP
+        if self.generated >= sampling.max_tokens or len(self.ids) >= context_length:
+            return FinishReason.LENGTH
+        return None

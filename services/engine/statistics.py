@@ -1,0 +1,46 @@
+"""What an engine measured of its own steps: counts, the p99 of recent steps, prefill and decode rates."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from schemas.state import Rates
+from services.engine.protocol import EngineStats
+from services.engine.scheduler import Step
+
+_WINDOW = 512
+_WEIGHT = 0.1
+
+
+class StepStatistics:
+    """p99 is over the last 512 steps, in seconds; rates are exponential averages."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=_WINDOW)
+        self._steps = 0
+        self._prefill_tokens_s = 0.0
+        self._decode_step_s = 0.0
+
+    def observe(self, step: Step, seconds: float) -> None:
+        self._steps += 1
+        self._seconds.append(seconds)
+        prompt = step.prompt_tokens
+        if prompt == 0:
+            self._decode_step_s = _average(self._decode_step_s, seconds)
+        elif seconds > 0:
+            self._prefill_tokens_s = _average(self._prefill_tokens_s, prompt / seconds)
+
+    def snapshot(self, *, queued: int, queued_tokens: int, running: int) -> EngineStats:
+        ordered = sorted(self._seconds)
+        return EngineStats(
+            queued=queued,
+            queued_tokens=queued_tokens,
+            running=running,
+            steps=self._steps,
+            step_p99_s=ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0,
+            rates=Rates(prefill_tokens_s=self._prefill_tokens_s, decode_step_s=self._decode_step_s),
+        )
+
+
+def _average(old: float, new: float) -> float:
+    return new if old == 0.0 else (1 - _WEIGHT) * old + _WEIGHT * new

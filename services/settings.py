@@ -1,0 +1,136 @@
+"""Settings of every process: `HEADRACE_*` variables over one `headrace.toml` over defaults.
+
+Nested keys use two underscores (`HEADRACE_EDGE__PORT`). A key that does not exist or a value that does not fit is an error that
+names the key. The file is `$HEADRACE_CONFIG`, else `./headrace.toml` when there is one.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+ENV_PREFIX = "HEADRACE_"
+
+
+class SettingsError(Exception):
+    """Names each key that is wrong, and why."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NatsSettings(_Section):
+    """How to reach NATS. Each process connects as its role's user."""
+
+    url: str = "nats://127.0.0.1:4222"
+    user: str = ""
+    password: str = ""
+    prefix: str = Field("hr", pattern=r"^[a-z][a-z0-9_]*$")
+    connect_timeout_s: float = Field(10.0, gt=0)
+
+
+class EdgeSettings(_Section):
+    """The HTTP edge. `max_body_bytes` bounds a request before it is parsed."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    max_body_bytes: int = Field(4 * 2**20, gt=0)
+    max_stops: int = Field(16, ge=4)
+    submit_timeout_s: float = Field(0.3, gt=0)
+    queue_deadline_s: float = Field(30.0, gt=0)
+    first_token_deadline_s: float = Field(120.0, gt=0)
+    total_deadline_s: float = Field(600.0, gt=0)
+    keep_alive_s: float = Field(10.0, gt=0)
+    write_deadline_s: float = Field(30.0, gt=0)
+    default_max_tokens: int | None = Field(None, gt=0)
+
+
+class RouterSettings(_Section):
+    """`answer_within_s`: a submit is given up after this."""
+
+    answer_within_s: float = Field(0.25, gt=0)
+    queue_poll_s: float = Field(0.1, gt=0)
+
+
+class ScriptedSettings(_Section):
+    """The engine that plays fixed token ids. `scripts` is a JSON file, see services/engine/scripted.py."""
+
+    scripts: Path | None = None
+    prefill_token_s: float = Field(0.0, ge=0)
+    decode_step_s: float = Field(0.0, ge=0)
+    block_tokens: int = Field(16, gt=0)
+    block_bytes: int = Field(4096, ge=128)
+
+
+class WorkerSettings(_Section):
+    """One worker. `kv_blocks` 0 = from `kv_memory_mb`. `threads`: compute threads of the engine."""
+
+    engine: Literal["torch", "scripted"] = "torch"
+    kv_blocks: int = Field(0, ge=0)
+    kv_memory_mb: int = Field(1024, gt=0)
+    max_batch: int = Field(32, gt=0)
+    step_tokens: int = Field(512, gt=0)
+    step_target_s: float = Field(0.06, gt=0)
+    threads: int = Field(1, gt=0)
+    transfer_host: str = "127.0.0.1"
+    transfer_advertise: str = ""
+    drain_timeout_s: float = Field(30.0, gt=0)
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True
+    )
+
+    home: Path = Path("~/.cache/headrace")
+    model: str = "smollm2-135m-instruct"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    nats: NatsSettings = NatsSettings()
+    edge: EdgeSettings = EdgeSettings()
+    router: RouterSettings = RouterSettings()
+    worker: WorkerSettings = WorkerSettings()
+    scripted: ScriptedSettings = ScriptedSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _config_file())
+
+    @property
+    def home_dir(self) -> Path:
+        """`home` with `~` resolved."""
+        return self.home.expanduser()
+
+
+def load() -> Settings:
+    """The settings of this process. Raises `SettingsError`."""
+    path = _config_file()
+    if os.environ.get("HEADRACE_CONFIG") and not path.is_file():
+        raise SettingsError(f"HEADRACE_CONFIG: there is no file {path}")
+    try:
+        return Settings()
+    except ValidationError as error:
+        lines = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
+        raise SettingsError("wrong settings: " + "; ".join(lines)) from None
+    except ValueError as error:  # a headrace.toml that is not TOML
+        raise SettingsError(f"{path}: {error}") from None
+
+
+def _config_file() -> Path:
+    return Path(os.environ.get("HEADRACE_CONFIG", "headrace.toml"))

@@ -1,0 +1,91 @@
+"""The instruments of one process, made once and passed in. No global meter provider.
+
+`Metrics.null()` costs nothing and records nothing. `Metrics.collecting(...)` records through the OpenTelemetry SDK;
+its Prometheus text needs the `edge` extra, which is imported only there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from opentelemetry.metrics import (
+    CallbackOptions,
+    Counter,
+    Histogram,
+    Meter,
+    NoOpMeterProvider,
+    Observation,
+)
+
+from services.telemetry import names
+from services.telemetry.names import Spec
+
+Labels = Mapping[str, str]
+_SCOPE = "headrace"
+
+
+class Metrics:
+    """One attribute per counter and histogram: `metrics.requests.add(1, {"model": m})`, `.record(seconds)`.
+
+    Gauges are read when somebody looks: `metrics.gauge(names.KV_BLOCKS_USED, lambda: pool.used)`.
+    """
+
+    def __init__(self, meter: Meter, text: Callable[[], bytes] | None = None) -> None:
+        self._meter = meter
+        self._text = text
+        self.time_to_first_token = self._histogram(names.TIME_TO_FIRST_TOKEN)
+        self.inter_token_latency = self._histogram(names.INTER_TOKEN_LATENCY)
+        self.e2e_request_latency = self._histogram(names.E2E_REQUEST_LATENCY)
+        self.requests = self._counter(names.REQUESTS)
+        self.requests_cancelled = self._counter(names.REQUESTS_CANCELLED)
+        self.retries = self._counter(names.RETRIES)
+        self.prompt_tokens = self._counter(names.PROMPT_TOKENS)
+        self.generation_tokens = self._counter(names.GENERATION_TOKENS)
+        self.handoffs = self._counter(names.HANDOFFS)
+        self.handoff_time = self._histogram(names.HANDOFF_TIME)
+        self.engine_step_time = self._histogram(names.ENGINE_STEP_TIME)
+        self.bus_refused = self._counter(names.BUS_REFUSED)
+        self.bus_reconnects = self._counter(names.BUS_RECONNECTS)
+        self.bus_errors = self._counter(names.BUS_ERRORS)
+        self.bus_slow_consumer = self._counter(names.BUS_SLOW_CONSUMER)
+        self.bus_unheard = self._counter(names.BUS_UNHEARD)
+
+    @classmethod
+    def null(cls) -> Metrics:
+        """Records nothing; for tests and tools."""
+        return cls(NoOpMeterProvider().get_meter(_SCOPE))
+
+    @classmethod
+    def collecting(cls, process: str) -> Metrics:
+        """Records for `prometheus_text`. Raises ImportError without the `edge` extra."""
+        from opentelemetry.exporter.prometheus import PrometheusMetricReader
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.resources import Resource
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        registry = CollectorRegistry()
+        reader = PrometheusMetricReader(registry=registry, scope_info_enabled=False)
+        resource = Resource({"service.name": "headrace", "service.instance.id": process})
+        provider = MeterProvider(metric_readers=[reader], resource=resource, shutdown_on_exit=False)
+        return cls(provider.get_meter(_SCOPE), lambda: generate_latest(registry))
+
+    def gauge(self, spec: Spec, read: Callable[[], float], labels: Labels | None = None) -> None:
+        """`read()` is called whenever the metrics are collected; possibly from another thread."""
+        attributes = dict(labels or {})
+
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            yield Observation(read(), attributes)
+
+        self._meter.create_observable_gauge(spec.name, callbacks=[observe], description=spec.description)
+
+    def prometheus_text(self) -> bytes:
+        """The Prometheus text exposition format (version 0.0.4); empty when nothing is recorded."""
+        return self._text() if self._text is not None else b""
+
+    def _counter(self, spec: Spec) -> Counter:
+        return self._meter.create_counter(spec.name, description=spec.description)
+
+    def _histogram(self, spec: Spec) -> Histogram:
+        return self._meter.create_histogram(
+            spec.name, description=spec.description, explicit_bucket_boundaries_advisory=spec.buckets
+        )

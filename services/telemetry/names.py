@@ -1,0 +1,75 @@
+"""Every metric name, once. Names and units are the field's (Prometheus style: seconds, `_total`).
+
+Labels are bounded: a model, a role, a reason of a fixed set; never a job, a tenant or a client's text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One metric. `buckets` (upper bounds, in the unit) matter to histograms only."""
+
+    name: str
+    kind: Kind
+    description: str
+    buckets: tuple[float, ...] = ()
+
+
+_FIRST_TOKEN = (0.005, 0.01, 0.02, 0.04, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
+_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
+_REQUEST = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0)
+_FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+def _counter(name: str, description: str) -> Spec:
+    return Spec(name, Kind.COUNTER, description)
+
+
+def _gauge(name: str, description: str) -> Spec:
+    return Spec(name, Kind.GAUGE, description)
+
+
+def _histogram(name: str, description: str, buckets: tuple[float, ...]) -> Spec:
+    return Spec(name, Kind.HISTOGRAM, description, buckets)
+
+
+TIME_TO_FIRST_TOKEN = _histogram(
+    "headrace_time_to_first_token_seconds", "From the request's arrival to its first token.", _FIRST_TOKEN
+)
+INTER_TOKEN_LATENCY = _histogram("headrace_inter_token_latency_seconds", "Between two tokens of one choice.", _TOKEN)
+E2E_REQUEST_LATENCY = _histogram(
+    "headrace_e2e_request_latency_seconds", "From the request's arrival to its end.", _REQUEST
+)
+REQUESTS = _counter("headrace_requests_total", "Requests that ended, by model and finish reason or error code.")
+REQUESTS_CANCELLED = _counter("headrace_requests_cancelled_total", "Requests whose client went away or cancelled.")
+REQUESTS_RUNNING = _gauge("headrace_num_requests_running", "Requests being computed now.")
+REQUESTS_WAITING = _gauge("headrace_num_requests_waiting", "Requests waiting for credit now.")
+RETRIES = _counter("headrace_retries_total", "Attempts after the first, by reason.")
+PROMPT_TOKENS = _counter("headrace_prompt_tokens_total", "Prompt tokens of requests that began.")
+GENERATION_TOKENS = _counter("headrace_generation_tokens_total", "Tokens generated.")
+
+KV_BLOCKS_USED = _gauge("headrace_kv_blocks_used", "KV blocks held by runs and handoffs.")
+KV_BLOCKS_TOTAL = _gauge("headrace_kv_blocks_total", "KV blocks of the pool.")
+KV_BLOCKS_ORPHANED = _gauge("headrace_kv_blocks_orphaned", "KV blocks that nobody owns; 0 unless there is a bug.")
+HANDOFFS = _counter("headrace_handoffs_total", "Handoffs that ended, by outcome.")
+HANDOFF_TIME = _histogram("headrace_handoff_seconds", "From the offer of KV blocks to their release.", _FAST)
+
+ENGINE_STEP_TIME = _histogram("headrace_engine_step_seconds", "One engine step.", _TOKEN)
+
+BUS_REFUSED = _counter("headrace_bus_refused_total", "Messages refused whole, by subject family and reason.")
+BUS_RECONNECTS = _counter("headrace_bus_reconnects_total", "Times the NATS connection came back.")
+BUS_ERRORS = _counter("headrace_bus_errors_total", "Errors the NATS server reported to this connection, by kind.")
+BUS_SLOW_CONSUMER = _counter("headrace_bus_slow_consumer_total", "Times this process read the bus too slowly.")
+BUS_UNHEARD = _counter("headrace_bus_unheard_total", "Notices that nobody listened to a message, by subject family.")
+
+ALL: tuple[Spec, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Spec))

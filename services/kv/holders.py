@@ -1,0 +1,36 @@
+"""Who may hold KV blocks. A holder is a small value; what it holds, and until when, is in the pool's ledger only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Base. Holders of different classes are different holders, also for one run."""
+
+    run: int
+
+
+class ReservationHolder(Holder):
+    """Decode keeps room for a run that prefill still computes; under a lease that prefill renews."""
+
+    __slots__ = ()
+
+
+class RunHolder(Holder):
+    """A run that computes here. Its blocks end with the run, not with a lease."""
+
+    __slots__ = ()
+
+
+class HandoffHolder(Holder):
+    """Prefill keeps a run's blocks until decode has fetched them; under a lease."""
+
+    __slots__ = ()
+
+
+class LoanHolder(Holder):
+    """Decode lends cached blocks to the prefill of a run; under a lease."""
+
+    __slots__ = ()

@@ -8,7 +8,7 @@ Source: https://github.com/msgpack/msgpack/blob/master/spec.md, through msgspec,
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import TypeVar
 
 import msgspec
@@ -37,7 +37,7 @@ _version = msgspec.msgpack.Decoder(_Version)
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _decoder(kind: type[M]) -> msgspec.msgpack.Decoder[M]:
     return msgspec.msgpack.Decoder(kind)
 

@@ -17,9 +17,7 @@ QUARANTINE_BUCKET = "HR_QUARANTINE"
 
 def model_token(model: str) -> str:
     """`model` as one subject token: what is not a letter, digit, `-` or `_` becomes `=XX` (UTF-8, hex). Injective."""
-    return "".join(
-        chr(byte) if chr(byte) in _PLAIN else f"={byte:02X}" for byte in model.encode("utf-8", "surrogatepass")
-    )
+    return "".join(chr(byte) if chr(byte) in _PLAIN else f"={byte:02X}" for byte in model.encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ Source: https://github.com/msgpack/msgpack/blob/master/spec.md, through msgspec,
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -56,7 +57,7 @@ def decode(data: bytes, kind: type[M]) -> M:
         schema = _version.decode(data).schema
         if not OLDEST_SCHEMA <= schema <= SCHEMA:
             raise UnsupportedSchema(f"schema {schema} is outside {OLDEST_SCHEMA}..{SCHEMA}")
-        return _decoder(kind).decode(data)
+        return cast("M", _decoder(kind).decode(data))
     except _UNREADABLE as error:
         raise UnreadableMessage(f"not a {_name(kind)}: {error}") from None
 

@@ -22,7 +22,8 @@ from services.engine.protocol import EngineInfo, EngineStats, OnStep, RunEnd, Ru
 from services.engine.scheduler import Scheduler, Step
 from services.engine.sequence import Sequence
 from services.engine.statistics import StepStatistics
-from services.kv.pool import BlockPool, PoolExhausted, run_holder
+from services.kv.holders import RunHolder
+from services.kv.pool import BlockPool, PoolExhausted
 
 _log = logging.getLogger(__name__)
 _RANK = {Tier.ENTERPRISE: 0, Tier.PAID: 1, Tier.FREE: 2}
@@ -90,7 +91,7 @@ class StepEngine:
     def decode(self, spec: RunSpec, first: tuple[FirstToken, ...], *, cached_tokens: int, compute_s: float) -> None:
         choice = self._only_choice(spec)
         ids = [*spec.prompt, *choice.generated, first[0].token]
-        blocks = self.pool.blocks(run_holder(spec.run))
+        blocks = self.pool.blocks(RunHolder(spec.run))
         sequence = Sequence(spec, choice.index, ids, blocks, next(self._arrivals), then_decode=True)
         sequence.computed = len(ids) - 1
         sequence.cached_tokens, sequence.compute_s = cached_tokens, compute_s
@@ -111,6 +112,7 @@ class StepEngine:
             queued=len(waiting),
             queued_tokens=sum(s.uncomputed for s in waiting),
             running=len(self._sequences) - len(waiting),
+            step_tokens=self._scheduler.prompt_budget,
         )
 
     # admission
@@ -123,12 +125,14 @@ class StepEngine:
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.info.block_tokens)
 
-    def _claim(self, run: int, blocks: int) -> list[int]:
+    def _claim(self, run: int, blocks: int) -> tuple[int, ...]:
         """The run's blocks: those it holds already (a reservation), grown to `blocks`. Raises `PoolExhausted`."""
-        holder = run_holder(run)
-        missing = blocks - len(self.pool.blocks(holder))
-        if missing > 0:
-            self.pool.extend(holder, missing)
+        holder = RunHolder(run)
+        held = len(self.pool.blocks(holder))
+        if not held:
+            self.pool.allocate(holder, blocks)
+        elif held < blocks:
+            self.pool.extend(holder, blocks - held)
         return self.pool.blocks(holder)
 
     def _add(self, sequence: Sequence) -> None:
@@ -158,8 +162,8 @@ class StepEngine:
     def _grow(self, sequence: Sequence) -> None:
         while len(sequence.blocks) < self._blocks_for(len(sequence.ids)):
             try:
-                self.pool.extend(run_holder(sequence.run), 1)
-                sequence.blocks = self.pool.blocks(run_holder(sequence.run))
+                self.pool.extend(RunHolder(sequence.run), 1)
+                sequence.blocks = self.pool.blocks(RunHolder(sequence.run))
             except PoolExhausted:
                 victim = max(self._sequences.values(), key=lambda s: (_RANK[s.spec.tier], s.arrival))
                 self._end(victim.run, State.RETRY, "preempted")
@@ -226,7 +230,7 @@ class StepEngine:
 
     def _drop(self, run: int) -> None:
         del self._sequences[run]
-        self.pool.release(run_holder(run))
+        self.pool.release(RunHolder(run))
 
     def _report(self, report: StepReport) -> None:
         ended, self._ended = tuple(self._ended), []

@@ -2,7 +2,7 @@
 
 Everything here is called on the event loop of the worker. An engine computes elsewhere (a thread, a process) and says what
 came of each step through one callback, `on_step`, on the same loop. A run's KV blocks are held in the worker's `BlockPool` by
-`run_holder(run)` from admission until the engine reports the run's end, or until prefill reports it ready for handoff.
+`RunHolder(run)` from admission until the engine reports the run's end, or until prefill reports it ready for handoff.
 """
 
 from __future__ import annotations
@@ -100,10 +100,14 @@ OnStep = Callable[[StepReport], None]
 
 @dataclass(slots=True)
 class EngineStats:
-    """Measured by the engine. `queued`: runs not yet in a step; `queued_tokens`: their uncomputed tokens."""
+    """Measured by the engine. `queued`: runs not yet in a step; `queued_tokens`: their uncomputed tokens.
+
+    `step_tokens`: prompt tokens of one step at the measured rate; a worker queues no more than that.
+    """
 
     queued: int = 0
     queued_tokens: int = 0
+    step_tokens: int = 0
     running: int = 0
     steps: int = 0
     step_p99_s: float = 0.0

@@ -40,6 +40,10 @@ class Scheduler(Protocol):
     def observe(self, step: Step, seconds: float) -> None:
         """Learns what `step` cost."""
 
+    @property
+    def prompt_budget(self) -> int:
+        """Prompt tokens that one step takes now."""
+
 
 class ChunkedScheduler:
     """At most `max_batch` decode rows and `max_tokens` prompt tokens a step, fewer when those take longer than `target_s`."""

@@ -18,7 +18,7 @@ class Sequence:
     spec: RunSpec
     choice: int
     ids: list[int]
-    blocks: list[int]
+    blocks: tuple[int, ...]
     arrival: int
     then_decode: bool
     computed: int = 0

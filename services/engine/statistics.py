@@ -30,11 +30,12 @@ class StepStatistics:
         elif seconds > 0:
             self._prefill_tokens_s = _average(self._prefill_tokens_s, prompt / seconds)
 
-    def snapshot(self, *, queued: int, queued_tokens: int, running: int) -> EngineStats:
+    def snapshot(self, *, queued: int, queued_tokens: int, running: int, step_tokens: int) -> EngineStats:
         ordered = sorted(self._seconds)
         return EngineStats(
             queued=queued,
             queued_tokens=queued_tokens,
+            step_tokens=step_tokens,
             running=running,
             steps=self._steps,
             step_p99_s=ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0,

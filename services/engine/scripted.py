@@ -1,0 +1,163 @@
+"""The scripted engine's runner: plays fixed token ids with set delays and faults over real KV blocks, deterministically.
+
+Its KV of a token is a 64-bit fingerprint of everything up to it, chained from the token before, so a block that is missing,
+stale or another run's yields other tokens and is noticed: the first time a sequence is continued its last fingerprint is
+compared with its ids. Without a script that fits, token i is drawn from (fingerprint, seed, choice, i).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from services.engine.core import Sampled
+from services.engine.scheduler import Chunk, Step
+from services.engine.sequence import Sequence
+from services.kv.pool import BlockPool
+
+VERSION = "1"
+_SLOT = struct.Struct("<Q")
+_LINK = struct.Struct("<QI")
+_DRAW = struct.Struct("<QQII")
+_SLICE_S = 0.01  # how often a waiting step looks for cancelled rows, as a real one does between two layers
+
+
+class Script(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
+    """What to answer to a prompt that holds `prompt_contains` (token ids in a row).
+
+    After `tokens` comes end of sequence. `fail_at`: the step that would draw this index raises. `step_s`: each of its
+    steps takes this long, in seconds.
+    """
+
+    prompt_contains: tuple[int, ...]
+    tokens: tuple[int, ...]
+    fail_at: int | None = None
+    step_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds a prompt token and a decode step take."""
+
+    prefill_token_s: float = 0.0
+    decode_step_s: float = 0.0
+
+
+class ScriptedFault(Exception):
+    """A fault that a script asked for, or KV that is not the sequence's."""
+
+
+def load_scripts(path: Path) -> tuple[Script, ...]:
+    """Scripts from a JSON array. Raises ValueError that names the file."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=tuple[Script, ...])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+class ScriptedRunner:
+    """Plays `scripts`; draws from `vocab` (ids that are plain text) otherwise. Blocks hold `block_tokens` fingerprints."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        block_tokens: int,
+        vocab: range,
+        eos_id: int,
+        scripts: Iterable[Script] = (),
+        timing: Timing = Timing(),  # noqa: B008 - frozen
+    ) -> None:
+        self._pool = pool
+        self._block_tokens = block_tokens
+        self._vocab = vocab
+        self._eos_id = eos_id
+        self._scripts = tuple(scripts)
+        self._timing = timing
+        self._chosen: dict[int, Script | None] = {}
+
+    async def execute(self, step: Step) -> list[Sampled | None] | None:
+        sequences = [chunk.sequence for chunk in step.chunks]
+        if not await self._wait(self._duration(step), sequences):
+            return None
+        self._forget_ended(sequences)
+        return [self._compute(chunk) for chunk in step.chunks]
+
+    async def close(self) -> None:
+        self._chosen.clear()
+
+    def _duration(self, step: Step) -> float:
+        decode = self._timing.decode_step_s if any(chunk.sequence.decoding for chunk in step.chunks) else 0.0
+        scripted = max((s.step_s for c in step.chunks if (s := self._script(c.sequence)) is not None), default=0.0)
+        return max(step.prompt_tokens * self._timing.prefill_token_s, decode, scripted)
+
+    async def _wait(self, seconds: float, sequences: list[Sequence]) -> bool:
+        """False when every sequence was cancelled meanwhile."""
+        while seconds > 0:
+            if all(sequence.cancelled for sequence in sequences):
+                return False
+            await asyncio.sleep(min(seconds, _SLICE_S))
+            seconds -= _SLICE_S
+        return True
+
+    def _compute(self, chunk: Chunk) -> Sampled | None:
+        sequence, ids = chunk.sequence, chunk.sequence.ids
+        fingerprint = self._before(sequence, chunk.start)
+        for position in range(chunk.start, chunk.start + chunk.count):
+            fingerprint = _link(fingerprint, ids[position])
+            _SLOT.pack_into(*self._slot(sequence, position), fingerprint)
+        return Sampled(self._draw(sequence, fingerprint)) if chunk.samples else None
+
+    def _before(self, sequence: Sequence, start: int) -> int:
+        """The fingerprint of the tokens before `start`, from the blocks; checked once a sequence. Raises ScriptedFault."""
+        if start == 0:
+            return 0
+        (fingerprint,) = _SLOT.unpack_from(*self._slot(sequence, start - 1))
+        if sequence.run not in self._chosen:
+            expected = 0
+            for token in sequence.ids[:start]:
+                expected = _link(expected, token)
+            if expected != fingerprint:
+                raise ScriptedFault(f"the KV blocks of run {sequence.run} are not those of its tokens")
+        return int(fingerprint)
+
+    def _slot(self, sequence: Sequence, position: int) -> tuple[memoryview, int]:
+        block, offset = divmod(position, self._block_tokens)
+        return self._pool.view(sequence.blocks[block]), offset * _SLOT.size
+
+    def _draw(self, sequence: Sequence, fingerprint: int) -> int:
+        script, index = self._script(sequence, keep=True), sequence.generated
+        if script is None:
+            drawn = xxhash.xxh3_64_intdigest(_DRAW.pack(fingerprint, sequence.sampling.seed, sequence.choice, index))
+            return self._vocab[drawn % len(self._vocab)]
+        if script.fail_at == index:
+            raise ScriptedFault(f"the script fails at token {index}")
+        return script.tokens[index] if index < len(script.tokens) else self._eos_id
+
+    def _script(self, sequence: Sequence, *, keep: bool = False) -> Script | None:
+        if sequence.run in self._chosen:
+            return self._chosen[sequence.run]
+        found = next((s for s in self._scripts if _contains(sequence.spec.prompt, s.prompt_contains)), None)
+        if keep:
+            self._chosen[sequence.run] = found
+        return found
+
+    def _forget_ended(self, sequences: list[Sequence]) -> None:
+        if len(self._chosen) > 4096:
+            live = {sequence.run for sequence in sequences}
+            self._chosen = {run: script for run, script in self._chosen.items() if run in live}
+
+
+def _link(before: int, token: int) -> int:
+    return xxhash.xxh3_64_intdigest(_LINK.pack(before, token))
+
+
+def _contains(ids: tuple[int, ...], needle: tuple[int, ...]) -> bool:
+    width = len(needle)
+    return any(ids[at : at + width] == needle for at in range(len(ids) - width + 1))

@@ -39,7 +39,7 @@ _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 @cache
-def _decoder(kind: type[M]) -> msgspec.msgpack.Decoder[M]:
+def _decoder(kind: Hashable) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(kind)
 
 
@@ -57,7 +57,7 @@ def decode(data: bytes, kind: type[M]) -> M:
         schema = _version.decode(data).schema
         if not OLDEST_SCHEMA <= schema <= SCHEMA:
             raise UnsupportedSchema(f"schema {schema} is outside {OLDEST_SCHEMA}..{SCHEMA}")
-        return cast("M", _decoder(kind).decode(data))
+        return cast("M", _decoder(cast("Hashable", kind)).decode(data))
     except _UNREADABLE as error:
         raise UnreadableMessage(f"not a {_name(kind)}: {error}") from None
 

@@ -72,7 +72,7 @@ class ScriptedRunner:
         vocab: range,
         eos_id: int,
         scripts: Iterable[Script] = (),
-        timing: Timing = Timing(),  # noqa: B008 - frozen
+        timing: Timing = Timing(),
     ) -> None:
         self._pool = pool
         self._block_tokens = block_tokens

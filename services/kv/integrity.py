@@ -1,4 +1,4 @@
-"""Is a ledger of blocks consistent? A pure function of its books, so that it can check the pool without being the pool."""
+"""Is a ledger of blocks consistent? A pure function of its books: it checks the pool without being the pool."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The ledger of one worker's KV blocks, and the views into the memory that was passed in.
 
-Owns: which block is free, cached or held, by whom and until when; generations. Must not know: NATS, engines, torch, what
-the bytes mean. Invariant (`check_integrity`): free + cached + held = total, each block in exactly one state, reference
-counts equal holders. A generation is raised each time a block is given out anew, so (block, generation) never names two
-contents.
+Owns: which block is free, cached or held, by whom and until when; generations. Must not know: NATS, engines, torch,
+what the bytes mean. Invariant (`check_integrity`): free + cached + held = total, each block in exactly one state,
+reference counts equal holders. A generation is raised each time a block is given out anew, so (block, generation)
+never names two contents.
 
 Times are monotonic seconds of the caller's clock. Everything runs on one event loop; nothing here blocks or awaits.
 """

@@ -1,0 +1,83 @@
+"""Control frames and bulk bytes on a non-blocking stream socket.
+
+Owns: framing, socket options, addresses. Must not know: tickets, pools. Invariant: a read takes exactly the bytes of what it
+reads, so bulk bytes go straight from the socket into pool memory, with no buffer between.
+
+Deadlines are the caller's (`asyncio.timeout` around a conversation): half a frame is never worth a time-out of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TypeVar
+
+import msgspec
+
+from schemas.codec import decode, encode
+from schemas.errors import UnreadableMessage
+
+MAX_FRAME = 1 << 20
+"""Bytes; a Fetch of 50,000 blocks still fits."""
+CHECKSUM_BYTES = 8
+_LENGTH_BYTES = 4
+_SOCKET_BUFFER = 4 << 20
+
+M = TypeVar("M")
+
+
+class PeerClosed(ConnectionError):
+    """End of file where more was due."""
+
+
+def tune(sock: socket.socket) -> None:
+    """Non-blocking, no Nagle delay, buffers that hold several blocks."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER)
+
+
+def advertised(host: str, port: int) -> str:
+    """`host:port`, unless `host` brings its own port; a bare IPv6 host gets its brackets."""
+    if host.count(":") > 1 and not host.startswith("["):
+        return f"[{host}]:{port}"
+    has_port = ":" in host and not host.endswith("]")
+    return host if has_port else f"{host}:{port}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host (without brackets) and port. Raises ValueError."""
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isdigit()):
+        raise ValueError(f"not host:port: {address!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+async def receive_into(sock: socket.socket, view: memoryview) -> None:
+    """Fill `view` from the socket. Raises PeerClosed, OSError."""
+    loop = asyncio.get_running_loop()
+    while view:
+        count = await loop.sock_recv_into(sock, view)
+        if count == 0:
+            raise PeerClosed("end of file")
+        view = view[count:]
+
+
+async def send_frame(sock: socket.socket, message: msgspec.Struct) -> None:
+    body = encode(message)
+    await asyncio.get_running_loop().sock_sendall(sock, len(body).to_bytes(_LENGTH_BYTES, "little") + body)
+
+
+async def receive_frame(sock: socket.socket, kind: type[M]) -> M:
+    """The next frame as a `kind`. Raises PeerClosed, OSError, UnreadableMessage."""
+    length = int.from_bytes(await _receive(sock, _LENGTH_BYTES), "little")
+    if length > MAX_FRAME:
+        raise UnreadableMessage(f"a frame of {length} bytes")
+    return decode(await _receive(sock, length), kind)
+
+
+async def _receive(sock: socket.socket, count: int) -> bytes:
+    data = bytearray(count)
+    await receive_into(sock, memoryview(data))
+    return bytes(data)

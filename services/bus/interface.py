@@ -86,9 +86,7 @@ class Bus(Protocol):
         """
         ...
 
-    async def request(
-        self, subject: str, data: bytes, *, timeout: float, headers: Mapping[str, str] | None = None
-    ) -> Msg:
+    async def request(self, subject: str, data: bytes, *, timeout: float, headers: Mapping[str, str] | None = None) -> Msg:
         """The first answer. Raises `NoResponders` (at once), `RequestTimeout`, `Disconnected`, `MessageTooLarge`."""
         ...
 

@@ -31,9 +31,7 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line = (
-            f"{stamp}.{int(record.msecs):03d}Z {record.levelname} {self._process} {record.name} {record.getMessage()}"
-        )
+        line = f"{stamp}.{int(record.msecs):03d}Z {record.levelname} {self._process} {record.name} {record.getMessage()}"
         values: dict[str, object] = dict(getattr(record, _FIELDS, {}))
         if record.exc_info:
             values["exception"] = self.formatException(record.exc_info)

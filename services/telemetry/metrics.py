@@ -47,7 +47,6 @@ class Metrics:
         self.bus_refused = self._counter(names.BUS_REFUSED)
         self.bus_reconnects = self._counter(names.BUS_RECONNECTS)
         self.bus_errors = self._counter(names.BUS_ERRORS)
-        self.bus_slow_consumer = self._counter(names.BUS_SLOW_CONSUMER)
         self.bus_unheard = self._counter(names.BUS_UNHEARD)
 
     @classmethod

@@ -47,9 +47,7 @@ TIME_TO_FIRST_TOKEN = _histogram(
     "headrace_time_to_first_token_seconds", "From the request's arrival to its first token.", _FIRST_TOKEN
 )
 INTER_TOKEN_LATENCY = _histogram("headrace_inter_token_latency_seconds", "Between two tokens of one choice.", _TOKEN)
-E2E_REQUEST_LATENCY = _histogram(
-    "headrace_e2e_request_latency_seconds", "From the request's arrival to its end.", _REQUEST
-)
+E2E_REQUEST_LATENCY = _histogram("headrace_e2e_request_latency_seconds", "From the request's arrival to its end.", _REQUEST)
 REQUESTS = _counter("headrace_requests_total", "Requests that ended, by model and finish reason or error code.")
 REQUESTS_CANCELLED = _counter("headrace_requests_cancelled_total", "Requests whose client went away or cancelled.")
 REQUESTS_RUNNING = _gauge("headrace_num_requests_running", "Requests being computed now.")
@@ -69,7 +67,6 @@ ENGINE_STEP_TIME = _histogram("headrace_engine_step_seconds", "One engine step."
 BUS_REFUSED = _counter("headrace_bus_refused_total", "Messages refused whole, by subject family and reason.")
 BUS_RECONNECTS = _counter("headrace_bus_reconnects_total", "Times the NATS connection came back.")
 BUS_ERRORS = _counter("headrace_bus_errors_total", "Errors the NATS server reported to this connection, by kind.")
-BUS_SLOW_CONSUMER = _counter("headrace_bus_slow_consumer_total", "Times this process read the bus too slowly.")
 BUS_UNHEARD = _counter("headrace_bus_unheard_total", "Notices that nobody listened to a message, by subject family.")
 
 ALL: tuple[Spec, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Spec))

@@ -1,0 +1,213 @@
+"""A bus in memory, for tests and simulations: same interface, same promises, no sockets.
+
+`MemoryBroker` is the server, `MemoryBus` one process's connection to it. A message is delivered by the event loop after
+the call that published it, never inside it; each connection's messages keep their order. `broker.deliver` is the seam
+through which a simulation delays, drops or doubles messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+
+from schemas.errors import Disconnected, MessageTooLarge, NoResponders, RequestTimeout
+from services.bus.interface import NO_HEADERS, Handler, Msg
+from services.bus.matching import is_pattern, matches
+from services.clock import Clock, SystemClock
+from services.telemetry.logs import fields
+
+MAX_PAYLOAD = 8 * 1024 * 1024
+_NOBODY = {"Status": "503", "Description": "No Responders"}
+_log = logging.getLogger("headrace.bus")
+
+
+@dataclass(slots=True, eq=False)
+class MemorySubscription:
+    """One connection's interest in a subject."""
+
+    bus: MemoryBus
+    subject: str
+    handler: Handler
+    queue: str
+    active: bool = True
+
+    async def unsubscribe(self) -> None:
+        self.active = False
+        self.bus.broker.forget(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message on its way to one subscriber; call it to deliver. `sender` is the publishing process."""
+
+    sender: str
+    target: MemorySubscription
+    msg: Msg
+    epoch: int
+    """The target connection's: what is on its way does not outlive the connection."""
+
+    def __call__(self) -> None:
+        target = self.target
+        if not target.active or target.bus.epoch != self.epoch:
+            return
+        try:
+            target.handler(self.msg)
+        except Exception:
+            _log.exception("a handler failed", extra=fields(subject=self.msg.subject))
+
+
+def soon(delivery: Delivery) -> None:
+    """The default `broker.deliver`: in order, at the next turn of the event loop."""
+    asyncio.get_running_loop().call_soon(delivery)
+
+
+class MemoryBroker:
+    """Who listens to what. `random` picks the member of a queue group."""
+
+    def __init__(self, *, random: Random | None = None, max_payload: int = MAX_PAYLOAD) -> None:
+        self.max_payload = max_payload
+        self.deliver: Callable[[Delivery], None] = soon
+        self._random = random or Random(0)
+        self._literal: dict[str, list[MemorySubscription]] = {}
+        self._patterns: list[MemorySubscription] = []
+
+    def remember(self, subscription: MemorySubscription) -> None:
+        self._list(subscription.subject).append(subscription)
+
+    def forget(self, subscription: MemorySubscription) -> None:
+        listeners = self._list(subscription.subject)
+        if subscription in listeners:
+            listeners.remove(subscription)
+
+    def send(self, sender: MemoryBus, msg: Msg) -> None:
+        """Route one message; tell the sender when it asked for an answer and nobody listens."""
+        targets = self._targets(msg.subject)
+        for target in targets:
+            self.deliver(Delivery(sender.process, target, msg, target.bus.epoch))
+        if not targets and msg.reply:
+            notice = Msg(msg.reply, b"", "", _NOBODY)
+            for own in self._listeners(msg.reply):
+                if own.bus is sender:
+                    self.deliver(Delivery(sender.process, own, notice, sender.epoch))
+
+    def _targets(self, subject: str) -> list[MemorySubscription]:
+        groups: dict[str, list[MemorySubscription]] = {}
+        targets = []
+        for listener in self._listeners(subject):
+            if listener.queue:
+                groups.setdefault(listener.queue, []).append(listener)
+            else:
+                targets.append(listener)
+        return targets + [self._random.choice(members) for members in groups.values()]
+
+    def _listeners(self, subject: str) -> list[MemorySubscription]:
+        found = self._literal.get(subject, []) + [s for s in self._patterns if matches(s.subject, subject)]
+        return [listener for listener in found if listener.bus.connected]
+
+    def _list(self, subject: str) -> list[MemorySubscription]:
+        return self._patterns if is_pattern(subject) else self._literal.setdefault(subject, [])
+
+
+class MemoryBus:
+    """`interface.Bus` over a broker in memory. `disconnect` and `reconnect` are what a network does to it."""
+
+    def __init__(self, broker: MemoryBroker, process: str, *, role: str = "test", clock: Clock | None = None) -> None:
+        self.broker = broker
+        self.process = process
+        self.connected = True
+        self.epoch = 0
+        """Raised at each disconnect."""
+        self._clock = clock or SystemClock()
+        self._inbox = f"_INBOX.{role}.{process}."
+        self._inboxes = 0
+        self._waiting: dict[str, asyncio.Future[Msg]] = {}
+        self._down_since: float | None = None
+        self._up_since: float | None = None
+        self._closed = False
+        broker.remember(MemorySubscription(self, f"{self._inbox}*", self._answered, ""))
+
+    @property
+    def max_payload(self) -> int:
+        return self.broker.max_payload
+
+    def down_for(self) -> float:
+        return 0.0 if self._down_since is None else self._clock.monotonic() - self._down_since
+
+    def steady_for(self) -> float:
+        if self._down_since is not None:
+            return 0.0
+        return float("inf") if self._up_since is None else self._clock.monotonic() - self._up_since
+
+    def new_inbox(self) -> str:
+        self._inboxes += 1
+        return f"{self._inbox}{self._inboxes}"
+
+    def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
+        self._check_connected()
+        size = len(data) + sum(len(key) + len(value) + 4 for key, value in (headers or {}).items())
+        if size > self.max_payload:
+            raise MessageTooLarge(f"{size} bytes with headers; the server takes {self.max_payload}")
+        self.broker.send(self, Msg(subject, data, reply, dict(headers) if headers else NO_HEADERS))
+
+    async def request(self, subject: str, data: bytes, *, timeout: float, headers: Mapping[str, str] | None = None) -> Msg:
+        inbox = self.new_inbox()
+        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._waiting[inbox] = answer
+        try:
+            self.publish(subject, data, reply=inbox, headers=headers)
+            async with asyncio.timeout(timeout):
+                msg = await answer
+        except TimeoutError:
+            raise RequestTimeout(f"no answer on {subject} in {timeout} s") from None
+        finally:
+            del self._waiting[inbox]
+        if msg.no_responders:
+            raise NoResponders(f"nobody listens on {subject}")
+        return msg
+
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> MemorySubscription:
+        self._check_connected()
+        subscription = MemorySubscription(self, subject, handler, queue)
+        self.broker.remember(subscription)
+        return subscription
+
+    async def flush(self, timeout: float) -> None:
+        self._check_connected()
+        await asyncio.sleep(0)
+
+    async def drain(self, timeout: float) -> None:
+        if self.connected:
+            await self.flush(timeout)
+        await self.close()
+
+    async def close(self) -> None:
+        self.disconnect()
+        self._closed = True
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(Disconnected("the bus was closed"))
+
+    def disconnect(self) -> None:
+        """The network is gone: nothing goes out, nothing comes in, what was on its way here is lost."""
+        if self.connected:
+            self.connected = False
+            self.epoch += 1
+            self._down_since = self._clock.monotonic()
+
+    def reconnect(self) -> None:
+        """The network is back, and the subscriptions with it."""
+        if not self.connected and not self._closed:
+            self.connected = True
+            self._down_since, self._up_since = None, self._clock.monotonic()
+
+    def _answered(self, msg: Msg) -> None:
+        answer = self._waiting.get(msg.subject)
+        if answer is not None and not answer.done():
+            answer.set_result(msg)
+
+    def _check_connected(self) -> None:
+        if not self.connected:
+            raise Disconnected("the connection is down")

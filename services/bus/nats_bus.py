@@ -1,0 +1,224 @@
+"""The bus over NATS: one connection of one process, its inbox for answers, and how long it has been up or down.
+
+Knows what nats-py and the server get wrong together (see `nats_client`) and hides it behind `interface.Bus`. Must not
+know what a payload means. Invariant: after `Disconnected` or `MessageTooLarge` nothing was sent and nothing will be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from schemas.errors import BusUnavailable, Disconnected, NoResponders, RequestTimeout
+from services.bus.interface import Handler, Msg
+from services.bus.nats_client import RECONNECT_EVERY, Client
+from services.clock import Clock, SystemClock
+from services.telemetry.logs import fields
+from services.telemetry.metrics import Metrics
+
+PING_EVERY = 10
+"""Seconds; two unanswered ones end the connection, so a dead server or network is noticed within 30 s."""
+
+_ERROR_KINDS = {
+    "permissions": "permissions violation",
+    "authorization": "authorization",
+    "stale": "stale connection",
+    "payload": "maximum payload",
+    "slow_consumer": "slow consumer",
+}
+
+_log = logging.getLogger("headrace.bus")
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A user of the server's configuration."""
+
+    user: str
+    password: str = field(repr=False)
+
+
+class NatsBus:
+    """`interface.Bus` over one NATS connection. Made by `connect`."""
+
+    def __init__(self, process: str, inbox_prefix: str, clock: Clock, random: Random, metrics: Metrics) -> None:
+        self.process = process
+        self._clock = clock
+        self._metrics = metrics
+        self._inbox = f"{inbox_prefix}."
+        self._client = Client(random, self._went_down, self._came_up, self._server_error)
+        self._waiting: dict[str, asyncio.Future[Msg]] = {}
+        self._inboxes = 0
+        self._down_since: float | None = None
+        self._up_since: float | None = None
+        self.last_error = ""
+        """The latest complaint of the server or the socket, for a status page."""
+
+    @property
+    def connected(self) -> bool:
+        return self._down_since is None and self._client.is_connected
+
+    @property
+    def max_payload(self) -> int:
+        return int(self._client.max_payload)
+
+    def down_for(self) -> float:
+        return 0.0 if self._down_since is None else self._clock.monotonic() - self._down_since
+
+    def steady_for(self) -> float:
+        if self._down_since is not None:
+            return 0.0
+        return float("inf") if self._up_since is None else self._clock.monotonic() - self._up_since
+
+    def new_inbox(self) -> str:
+        self._inboxes += 1
+        return f"{self._inbox}{self._inboxes}"
+
+    def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
+        self._client.publish_now(subject, data, reply, headers)
+
+    async def request(self, subject: str, data: bytes, *, timeout: float, headers: Mapping[str, str] | None = None) -> Msg:
+        inbox = self.new_inbox()
+        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._waiting[inbox] = answer
+        try:
+            self._client.publish_now(subject, data, inbox, headers)
+            async with asyncio.timeout(timeout):
+                msg = await answer
+        except TimeoutError:
+            raise RequestTimeout(f"no answer on {subject} in {timeout} s") from None
+        finally:
+            del self._waiting[inbox]
+        if msg.no_responders:
+            raise NoResponders(f"nobody listens on {subject}")
+        return msg
+
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> _Subscription:
+        return _Subscription(self._client, self._client.subscribe_now(subject, queue, handler))
+
+    async def flush(self, timeout: float) -> None:
+        if not self.connected:
+            raise Disconnected("the connection to NATS is down")
+        if not await self._client.barrier(timeout):
+            raise RequestTimeout(f"NATS did not answer a ping in {timeout} s")
+
+    async def drain(self, timeout: float) -> None:
+        if self.connected:
+            self._client.quiesce()
+            try:
+                await self.flush(timeout)
+            except (RequestTimeout, Disconnected) as error:
+                _log.warning("closing before all was sent", extra=fields(error=error))
+        await self.close()
+
+    async def close(self) -> None:
+        if self._down_since is None:
+            self._down_since = self._clock.monotonic()
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(Disconnected("the bus was closed"))
+        try:
+            async with asyncio.timeout(2.0):
+                await self._client.close()
+        except TimeoutError:
+            _log.warning("NATS does not read; closing without it")
+        self._client.abort()
+
+    async def _open(self, servers: Sequence[str], timeout: float, credentials: Credentials | None) -> None:
+        refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def on_error(error: Exception) -> None:
+            self.last_error = str(error) or type(error).__name__
+            if "authorization" in self.last_error.lower() and not refused.done():
+                refused.set_result(self.last_error)
+
+        connecting = asyncio.create_task(
+            self._client.connect(
+                servers=list(servers),
+                name=self.process,
+                user=credentials.user if credentials else None,
+                password=credentials.password if credentials else None,
+                error_cb=on_error,
+                connect_timeout=2,
+                reconnect_time_wait=RECONNECT_EVERY,  # type: ignore[arg-type]  # only ever slept and added
+                max_reconnect_attempts=-1,
+                ping_interval=PING_EVERY,
+                max_outstanding_pings=2,
+                pending_size=-1,
+            )
+        )
+        try:
+            waited: set[asyncio.Future[Any]] = {connecting, refused}
+            await asyncio.wait(waited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done():
+                raise BusUnavailable(
+                    f"NATS refused the credentials of {credentials.user if credentials else 'nobody'!r}"
+                    if refused.done()
+                    else f"no NATS at {_hosts(servers)} within {timeout:g} s: {self.last_error or 'no answer'}"
+                )
+            await connecting
+            self._client.subscribe_now(f"{self._inbox}*", "", self._answered)
+        except BaseException:
+            connecting.cancel()
+            await asyncio.wait({connecting}, timeout=1.0)
+            await self.close()
+            raise
+
+    def _answered(self, msg: Msg) -> None:
+        answer = self._waiting.get(msg.subject)
+        if answer is not None and not answer.done():
+            answer.set_result(msg)
+
+    def _went_down(self) -> None:
+        if self._down_since is None:
+            self._down_since = self._clock.monotonic()
+            _log.warning("the connection to NATS is lost", extra=fields(error=self.last_error))
+
+    def _came_up(self) -> None:
+        _log.info("the connection to NATS is back", extra=fields(after=f"{self.down_for():.3f}s"))
+        self._down_since, self._up_since = None, self._clock.monotonic()
+        self._metrics.bus_reconnects.add(1)
+
+    def _server_error(self, text: str) -> None:
+        self.last_error = text
+        kind = next((kind for kind, marker in _ERROR_KINDS.items() if marker in text), "other")
+        self._metrics.bus_errors.add(1, {"kind": kind})
+        _log.error("NATS complains", extra=fields(error=text))
+
+
+@dataclass(slots=True)
+class _Subscription:
+    _client: Client
+    _sid: int
+
+    async def unsubscribe(self) -> None:
+        self._client.unsubscribe_now(self._sid)
+
+
+async def connect(
+    servers: str | Sequence[str],
+    process: str,
+    role: str,
+    *,
+    credentials: Credentials | None = None,
+    timeout: float = 5.0,
+    clock: Clock | None = None,
+    random: Random | None = None,
+    metrics: Metrics | None = None,
+) -> NatsBus:
+    """A connected bus whose inbox is `_INBOX.<role>.<process>.*`.
+
+    Raises `BusUnavailable` when no server lets us in within `timeout` seconds; at once when it refuses the credentials.
+    """
+    bus = NatsBus(process, f"_INBOX.{role}.{process}", clock or SystemClock(), random or Random(), metrics or Metrics.null())
+    await bus._open([servers] if isinstance(servers, str) else servers, timeout, credentials)
+    return bus
+
+
+def _hosts(servers: Sequence[str]) -> str:
+    """The servers without what a URL may hold of credentials."""
+    return ", ".join(server.rpartition("@")[2].rpartition("//")[2] for server in servers)

@@ -9,41 +9,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence as Outcomes
 
-from schemas.errors import UnsupportedParameter
+from schemas.errors import ContextLengthExceeded, InternalError, InvalidRequest, UnsupportedParameter
 from schemas.handoff import FirstToken
-from schemas.job import Choice, Tier
+from schemas.job import Choice
 from schemas.lifecycle import State
-from schemas.reply import Logprob
 from services.clock import Clock
 from services.engine.protocol import EngineInfo, EngineStats, OnStep, RunEnd, RunSpec, StepReport, TokenOutput
-from services.engine.scheduler import Scheduler, Step
+from services.engine.runner import Failed, Outcome, Runner, Sampled
+from services.engine.scheduler import Scheduler, Step, choose_victim
 from services.engine.sequence import Sequence
 from services.engine.statistics import StepStatistics
 from services.kv.holders import RunHolder
-from services.kv.pool import BlockPool, PoolExhausted
+from services.kv.pool import BlockPool, LedgerError, PoolExhausted
 
 _log = logging.getLogger(__name__)
-_RANK = {Tier.ENTERPRISE: 0, Tier.PAID: 1, Tier.FREE: 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """The token drawn for a chunk that samples."""
-
-    token: int
-    logprob: Logprob | None = None
-
-
-class Runner(Protocol):
-    """Computes one step. Blocks the event loop never; releases the GIL or awaits while it computes."""
-
-    async def execute(self, step: Step) -> list[Sampled | None] | None:
-        """One entry a chunk of `step`, a token where the chunk samples. None: every row was cancelled, nothing was computed."""
-
-    async def close(self) -> None: ...
 
 
 class StepEngine:
@@ -69,6 +50,7 @@ class StepEngine:
     def start(self, on_step: OnStep) -> None:
         self._on_step = on_step
         self._task = asyncio.get_running_loop().create_task(self._loop(), name="engine")
+        self._task.add_done_callback(_say_why_it_died)
 
     async def stop(self) -> None:
         if self._task is None:
@@ -84,14 +66,16 @@ class StepEngine:
 
     def prefill(self, spec: RunSpec, *, then_decode: bool = False) -> None:
         choice = self._only_choice(spec)
-        ids = [*spec.prompt, *choice.generated]
+        ids = self._checked(spec, [*spec.prompt, *choice.generated])
         blocks = self._claim(spec.run, self._blocks_for(len(ids) + (1 if then_decode else 0)))
         self._add(Sequence(spec, choice.index, ids, blocks, next(self._arrivals), then_decode))
 
     def decode(self, spec: RunSpec, first: tuple[FirstToken, ...], *, cached_tokens: int, compute_s: float) -> None:
         choice = self._only_choice(spec)
-        ids = [*spec.prompt, *choice.generated, first[0].token]
+        ids = self._checked(spec, [*spec.prompt, *choice.generated, first[0].token])
         blocks = self.pool.blocks(RunHolder(spec.run))
+        if len(blocks) < self._blocks_for(len(ids) - 1):
+            raise LedgerError(f"a run of {len(ids) - 1} computed tokens came with {len(blocks)} blocks")
         sequence = Sequence(spec, choice.index, ids, blocks, next(self._arrivals), then_decode=True)
         sequence.computed = len(ids) - 1
         sequence.cached_tokens, sequence.compute_s = cached_tokens, compute_s
@@ -121,6 +105,16 @@ class StepEngine:
         if len(spec.choices) != 1:
             raise UnsupportedParameter(f"{self.info.name} computes one choice a run", param="n")
         return spec.choices[0]
+
+    def _checked(self, spec: RunSpec, ids: list[int]) -> list[int]:
+        """`ids`, when a step can compute them: one bad row would fail every row of its step."""
+        if spec.run in self._sequences:
+            raise LedgerError("this run computes here already")
+        if len(ids) >= self.info.context_length:
+            raise ContextLengthExceeded(f"{len(ids)} tokens leave no room in a context of {self.info.context_length}")
+        if not 0 <= min(ids) <= max(ids) < self.info.vocab_size:
+            raise InvalidRequest(f"a token id is outside 0..{self.info.vocab_size - 1}")
+        return ids
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.info.block_tokens)
@@ -165,7 +159,7 @@ class StepEngine:
                 self.pool.extend(RunHolder(sequence.run), 1)
                 sequence.blocks = self.pool.blocks(RunHolder(sequence.run))
             except PoolExhausted:
-                victim = max(self._sequences.values(), key=lambda s: (_RANK[s.spec.tier], s.arrival))
+                victim = choose_victim(self._sequences.values())
                 self._end(victim.run, State.RETRY, "preempted")
                 if victim is sequence:
                     return
@@ -174,33 +168,39 @@ class StepEngine:
         self._in_step = frozenset(chunk.sequence.run for chunk in step.chunks)
         started = self._clock.monotonic()
         try:
-            sampled = await self._runner.execute(step)
+            outcomes = await self._runner.execute(step)
+            if outcomes is not None and len(outcomes) != len(step.chunks):
+                raise InternalError(f"{len(outcomes)} outcomes for {len(step.chunks)} chunks")
         except Exception:
             _log.exception("engine step failed")
             self._in_step = frozenset()
-            for chunk in step.chunks:
-                self._end(chunk.sequence.run, State.FAILED, "engine_error")
-            return StepReport()
+            return self._apply(step, [Failed("engine_error")] * len(step.chunks), self._clock.monotonic() - started)
         seconds = self._clock.monotonic() - started
         self._in_step = frozenset()
-        if sampled is not None:
+        if outcomes is not None:
             self._scheduler.observe(step, seconds)
             self._statistics.observe(step, seconds)
-        return self._apply(step, sampled, seconds)
+        return self._apply(step, outcomes, seconds)
 
-    def _apply(self, step: Step, sampled: list[Sampled | None] | None, seconds: float) -> StepReport:
+    def _apply(self, step: Step, outcomes: Outcomes[Outcome] | None, seconds: float) -> StepReport:
         tokens: list[TokenOutput] = []
         prefilled: list[int] = []
         total = sum(chunk.count for chunk in step.chunks)
-        for chunk, drawn in zip(step.chunks, sampled or itertools.repeat(None), strict=False):
+        for position, chunk in enumerate(step.chunks):
             sequence = chunk.sequence
             sequence.compute_s += seconds * chunk.count / total
             if sequence.cancelled:
                 self._end(sequence.run, State.CANCELLED)
-            elif sampled is not None:
-                sequence.computed += chunk.count
-                if drawn is not None:
-                    tokens.append(self._append(sequence, drawn, prefilled))
+                continue
+            if outcomes is None:
+                continue
+            outcome = outcomes[position]
+            if isinstance(outcome, Failed):
+                self._end(sequence.run, State.FAILED, outcome.reason)
+                continue
+            sequence.computed += chunk.count
+            if outcome is not None:
+                tokens.append(self._append(sequence, outcome, prefilled))
         return StepReport(tuple(tokens), tuple(prefilled), seconds=seconds)
 
     def _append(self, sequence: Sequence, drawn: Sampled, prefilled: list[int]) -> TokenOutput:
@@ -236,3 +236,8 @@ class StepEngine:
         ended, self._ended = tuple(self._ended), []
         if self._on_step is not None and (report.tokens or report.prefilled or ended or report.seconds):
             self._on_step(StepReport(report.tokens, report.prefilled, ended, report.seconds))
+
+
+def _say_why_it_died(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _log.critical("the engine's loop ended; this worker computes nothing any more", exc_info=task.exception())

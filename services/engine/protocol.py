@@ -143,7 +143,8 @@ class PrefillEngine(Engine, Protocol):
         """Computes the KV blocks of prompt and generated ids, and samples each open choice's next token.
 
         With `then_decode` the run goes on decoding here (local prefill); blocks already held by the run (a reservation) are
-        used. Raises `PoolExhausted` when the pool cannot hold it, `UnsupportedParameter` for what the engine cannot do.
+        used. Raises `PoolExhausted` when the pool cannot hold it, `UnsupportedParameter` for what the engine cannot do,
+        `ContextLengthExceeded`, `InvalidRequest` for ids outside the vocabulary; then the run's blocks are as they were.
         """
 
 
@@ -151,5 +152,5 @@ class DecodeEngine(PrefillEngine, Protocol):
     def decode(self, spec: RunSpec, first: tuple[FirstToken, ...], *, cached_tokens: int, compute_s: float) -> None:
         """Joins a run to the batch. Its blocks, held by the run, contain the KV of prompt and generated ids.
 
-        `first` is not computed yet and not reported again. Raises `UnsupportedParameter`.
+        `first` is not computed yet and not reported again. Raises as `prefill` does.
         """

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from schemas.job import Tier
 from services.engine.sequence import Sequence
 
 
@@ -33,6 +34,10 @@ class Step:
         return sum(chunk.count for chunk in self.chunks if not chunk.sequence.decoding)
 
 
+_KEEP = 0.9
+"""How much of the past each new step leaves in the measured rate. Steps count by their tokens, so short ones say little."""
+
+
 class Scheduler(Protocol):
     def plan(self, sequences: Iterable[Sequence]) -> Step | None:
         """The next step, or None when nothing can run. `sequences` come in order of arrival."""
@@ -52,34 +57,43 @@ class ChunkedScheduler:
         self._max_batch = max_batch
         self._max_tokens = max_tokens
         self._target_s = target_s
-        self._chunk_tokens = chunk_tokens
-        self._token_s = 0.0
+        self._chunk_tokens = min(chunk_tokens, max_tokens)
+        self._tokens = 0.0
+        self._seconds = 0.0
 
     @property
     def prompt_budget(self) -> int:
-        """Prompt tokens of one step at the measured rate, a multiple of the smallest chunk."""
-        if self._token_s == 0.0:
-            return min(self._max_tokens, 4 * self._chunk_tokens)
-        fitting = int(self._target_s / self._token_s)
-        return max(self._chunk_tokens, min(self._max_tokens, fitting) // self._chunk_tokens * self._chunk_tokens)
+        """Prompt tokens of one step that decodes nothing, at the measured rate: a multiple of the smallest chunk."""
+        return self._budget(decode_rows=0)
 
     def plan(self, sequences: Iterable[Sequence]) -> Step | None:
-        decode: list[Chunk] = []
-        prefill: list[Chunk] = []
-        budget = self.prompt_budget
-        for sequence in sequences:
-            if sequence.decoding:
-                if len(decode) < self._max_batch:
-                    decode.append(Chunk(sequence, sequence.computed, 1, samples=True))
-            elif budget > 0:
+        listed = list(sequences)
+        decode = [s for s in listed if s.decoding][: self._max_batch]
+        chunks = [Chunk(sequence, sequence.computed, 1, samples=True) for sequence in decode]
+        budget = self._budget(len(decode))
+        for sequence in listed:
+            if budget > 0 and not sequence.decoding:
                 count = min(sequence.uncomputed, budget)
-                prefill.append(Chunk(sequence, sequence.computed, count, samples=count == sequence.uncomputed))
+                chunks.append(Chunk(sequence, sequence.computed, count, samples=count == sequence.uncomputed))
                 budget -= count
-        chunks = (*decode, *prefill)
-        return Step(chunks) if chunks else None
+        return Step(tuple(chunks)) if chunks else None
 
     def observe(self, step: Step, seconds: float) -> None:
-        tokens = step.prompt_tokens
-        if tokens and tokens == sum(chunk.count for chunk in step.chunks):
-            cost = seconds / tokens
-            self._token_s = cost if self._token_s == 0.0 else 0.7 * self._token_s + 0.3 * cost
+        if step.prompt_tokens:  # a step that only decodes costs mostly its weights, whatever the rows
+            self._tokens = _KEEP * self._tokens + sum(chunk.count for chunk in step.chunks)
+            self._seconds = _KEEP * self._seconds + seconds
+
+    def _budget(self, decode_rows: int) -> int:
+        """What the target leaves beside the decode rows; one smallest chunk always, so that prompts cannot starve."""
+        if self._seconds == 0.0:
+            return min(self._max_tokens, 4 * self._chunk_tokens)
+        fitting = int(self._target_s * self._tokens / self._seconds) - decode_rows
+        return max(self._chunk_tokens, min(self._max_tokens, fitting) // self._chunk_tokens * self._chunk_tokens)
+
+
+_RANK = {Tier.ENTERPRISE: 0, Tier.PAID: 1, Tier.FREE: 2}
+
+
+def choose_victim(sequences: Iterable[Sequence]) -> Sequence:
+    """Who gives its blocks up when memory runs out: of the lowest tier, the one that came last."""
+    return max(sequences, key=lambda sequence: (_RANK[sequence.spec.tier], sequence.arrival))

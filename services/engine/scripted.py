@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from services.engine.core import Sampled
+from services.engine.runner import Sampled
 from services.engine.scheduler import Chunk, Step
 from services.engine.sequence import Sequence
 from services.kv.pool import BlockPool

@@ -1,0 +1,42 @@
+"""What computes a step for the step loop: an engine's own part, behind one method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from schemas.reply import Logprob
+from services.engine.scheduler import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The token drawn for a chunk that samples."""
+
+    token: int
+    logprob: Logprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """This chunk's run cannot go on; its batch mates can."""
+
+    reason: str
+
+
+Outcome = Sampled | Failed | None
+"""What came of one chunk: None where the chunk does not sample."""
+
+
+class Runner(Protocol):
+    """Computes one step. Blocks the event loop never; releases the GIL or awaits while it computes."""
+
+    async def execute(self, step: Step) -> Sequence[Outcome] | None:
+        """One outcome a chunk of `step`, in order. None: every row was cancelled, what was computed is void.
+
+        An exception fails every run of the step.
+        """
+
+    async def close(self) -> None:
+        """Returns when no step is being computed any more: from then on nobody touches a block."""

@@ -20,7 +20,7 @@ from services.clock import Clock, SystemClock
 from services.telemetry.logs import fields
 from services.telemetry.metrics import Metrics
 
-PING_EVERY = 10
+PING_EVERY = 10.0
 """Seconds; two unanswered ones end the connection, so a dead server or network is noticed within 30 s."""
 
 _ERROR_KINDS = {
@@ -128,7 +128,7 @@ class NatsBus:
             _log.warning("NATS does not read; closing without it")
         self._client.abort()
 
-    async def _open(self, servers: Sequence[str], timeout: float, credentials: Credentials | None) -> None:
+    async def _open(self, servers: Sequence[str], timeout: float, credentials: Credentials | None, ping_interval: float) -> None:
         refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         async def on_error(error: Exception) -> None:
@@ -146,7 +146,7 @@ class NatsBus:
                 connect_timeout=2,
                 reconnect_time_wait=RECONNECT_EVERY,  # type: ignore[arg-type]  # only ever slept and added
                 max_reconnect_attempts=-1,
-                ping_interval=PING_EVERY,
+                ping_interval=ping_interval,  # type: ignore[arg-type]  # only ever slept
                 max_outstanding_pings=2,
                 pending_size=-1,
             )
@@ -206,6 +206,7 @@ async def connect(
     *,
     credentials: Credentials | None = None,
     timeout: float = 5.0,
+    ping_interval: float = PING_EVERY,
     clock: Clock | None = None,
     random: Random | None = None,
     metrics: Metrics | None = None,
@@ -215,7 +216,7 @@ async def connect(
     Raises `BusUnavailable` when no server lets us in within `timeout` seconds; at once when it refuses the credentials.
     """
     bus = NatsBus(process, f"_INBOX.{role}.{process}", clock or SystemClock(), random or Random(), metrics or Metrics.null())
-    await bus._open([servers] if isinstance(servers, str) else servers, timeout, credentials)
+    await bus._open([servers] if isinstance(servers, str) else servers, timeout, credentials, ping_interval)
     return bus
 
 

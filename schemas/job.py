@@ -114,6 +114,8 @@ class Job(Message, frozen=True, omit_defaults=True, kw_only=True):
             raise ValueError("attempt or lane is out of range")
         if self.n < 1 or [choice.index for choice in self.choices] != list(range(self.n)):
             raise ValueError("choices are not 0..n-1")
+        if not self.open_choices:
+            raise ValueError("every choice is done")
 
     @property
     def prompt_tokens(self) -> int:

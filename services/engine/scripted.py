@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import xxhash
 
 from services.engine.runner import Sampled
 from services.engine.scheduler import Chunk, Step
-from services.engine.sequence import Sequence
+from services.engine.sequence import Sequence as EngineSequence
 from services.kv.pool import BlockPool
 
 VERSION = "1"
@@ -69,7 +69,7 @@ class ScriptedRunner:
         pool: BlockPool,
         *,
         block_tokens: int,
-        vocab: range,
+        vocab: Sequence[int],
         eos_id: int,
         scripts: Iterable[Script] = (),
         timing: Timing = Timing(),
@@ -97,7 +97,7 @@ class ScriptedRunner:
         scripted = max((s.step_s for c in step.chunks if (s := self._script(c.sequence)) is not None), default=0.0)
         return max(step.prompt_tokens * self._timing.prefill_token_s, decode, scripted)
 
-    async def _wait(self, seconds: float, sequences: list[Sequence]) -> bool:
+    async def _wait(self, seconds: float, sequences: list[EngineSequence]) -> bool:
         """False when every sequence was cancelled meanwhile."""
         while seconds > 0:
             if all(sequence.cancelled for sequence in sequences):
@@ -114,7 +114,7 @@ class ScriptedRunner:
             _SLOT.pack_into(*self._slot(sequence, position), fingerprint)
         return Sampled(self._draw(sequence, fingerprint)) if chunk.samples else None
 
-    def _before(self, sequence: Sequence, start: int) -> int:
+    def _before(self, sequence: EngineSequence, start: int) -> int:
         """The fingerprint of the tokens before `start`, from the blocks; checked once a sequence. Raises ScriptedFault."""
         if start == 0:
             return 0
@@ -127,11 +127,11 @@ class ScriptedRunner:
                 raise ScriptedFault(f"the KV blocks of run {sequence.run} are not those of its tokens")
         return int(fingerprint)
 
-    def _slot(self, sequence: Sequence, position: int) -> tuple[memoryview, int]:
+    def _slot(self, sequence: EngineSequence, position: int) -> tuple[memoryview, int]:
         block, offset = divmod(position, self._block_tokens)
         return self._pool.view(sequence.blocks[block]), offset * _SLOT.size
 
-    def _draw(self, sequence: Sequence, fingerprint: int) -> int:
+    def _draw(self, sequence: EngineSequence, fingerprint: int) -> int:
         script, index = self._script(sequence, keep=True), sequence.generated
         if script is None:
             drawn = xxhash.xxh3_64_intdigest(_DRAW.pack(fingerprint, sequence.sampling.seed, sequence.choice, index))
@@ -140,7 +140,7 @@ class ScriptedRunner:
             raise ScriptedFault(f"the script fails at token {index}")
         return script.tokens[index] if index < len(script.tokens) else self._eos_id
 
-    def _script(self, sequence: Sequence, *, keep: bool = False) -> Script | None:
+    def _script(self, sequence: EngineSequence, *, keep: bool = False) -> Script | None:
         if sequence.run in self._chosen:
             return self._chosen[sequence.run]
         found = next((s for s in self._scripts if _contains(sequence.spec.prompt, s.prompt_contains)), None)
@@ -148,7 +148,7 @@ class ScriptedRunner:
             self._chosen[sequence.run] = found
         return found
 
-    def _forget_ended(self, sequences: list[Sequence]) -> None:
+    def _forget_ended(self, sequences: list[EngineSequence]) -> None:
         if len(self._chosen) > 4096:
             live = {sequence.run for sequence in sequences}
             self._chosen = {run: script for run, script in self._chosen.items() if run in live}

@@ -1,0 +1,58 @@
+"""`headrace worker`: puts engine, bus, transfer and phases of a role together and serves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from schemas.state import Role
+from schemas.subjects import Subjects
+from services.bus.kv_registry import Registry
+from services.bus.micro import Service
+from services.bus.nats_bus import Credentials, connect
+from services.bus.typed import Refusals
+from services.clock import SystemClock
+from services.decode.decode import Decode
+from services.engine.build import build_engine
+from services.kv.holders import Holder
+from services.kv.transfer.interface import Outcome
+from services.kv.transfer.tcp_client import TcpTransferClient
+from services.kv.transfer.tcp_server import TcpTransferServer
+from services.models.store import ModelStore
+from services.prefill.prefill import Prefill
+from services.settings import Settings
+from services.telemetry.metrics import Metrics
+from services.worker.service import Phase, run
+from services.worker.worker import Worker
+
+
+async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Event) -> None:
+    """One worker of `role` until `stop` is set. Raises `ModelError`, `BusUnavailable`, OSError: why it cannot serve."""
+    clock, metrics = SystemClock(), Metrics.null()
+    files = ModelStore(settings.home_dir).open(settings.model, weights=settings.worker.engine != "scripted")
+    engine = build_engine(files, settings, clock)
+    bus = await connect(
+        settings.nats.url, process, role, Credentials(settings.nats.user, settings.nats.password), metrics=metrics
+    )
+    worker = Worker(bus, Subjects(settings.nats.prefix), engine, role, clock, metrics)
+    phases: list[Phase] = []
+    servers: list[TcpTransferServer] = []
+    if role is not Role.DECODE:
+
+        def transfer_server(on_done: Callable[[Holder, Outcome], None]) -> TcpTransferServer:
+            servers.append(TcpTransferServer(engine.pool, clock=clock, on_done=on_done))
+            return servers[0]
+
+        phases.append(Prefill(worker, engine, transfer_server).start)
+    if role is not Role.PREFILL:
+        phases.append(Decode(worker, engine, TcpTransferClient()).start)
+    for server in servers:
+        await server.start(settings.worker.transfer_host, 0, advertise=settings.worker.transfer_advertise)
+    refusals = Refusals(metrics, clock)
+    service = Service(bus, f"headrace-{role}", "0.1.0", f"Headrace {role} worker", {"model": settings.model})
+    try:
+        await run(worker, phases, refusals, Registry(bus), service, stop, settings.worker.drain_timeout_s)
+    finally:
+        for server in servers:
+            await server.close()
+        await bus.drain(2.0)

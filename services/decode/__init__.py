@@ -1,0 +1,1 @@
+"""The decode phase: KV blocks in, tokens out."""

@@ -1,0 +1,154 @@
+"""Takes handoffs, pulls their KV blocks, joins the runs to the engine's batch; or prefills here when told to.
+
+Owns the stages HANDING_OFF and DECODING of hop 2. Invariant: a pulled block is computed on only after its release was answered
+*ok*; the first frame repeats the first token, so that decode's stream alone is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from schemas.errors import HeadraceError
+from schemas.handoff import FirstToken, Handoff
+from schemas.lifecycle import State
+from schemas.placement import Lease, Placement, WorkerAnswer
+from services.bus.interface import Msg
+from services.bus.typed import Refusals, answer, listen
+from services.decode.leases import Leases
+from services.engine.protocol import DecodeEngine, RunSpec, TokenOutput
+from services.kv.holders import ReservationHolder, RunHolder
+from services.kv.pool import PoolExhausted
+from services.kv.transfer.interface import TransferClient, TransferError
+from services.worker.runs import Run
+from services.worker.worker import Worker
+
+PULL_S = 30.0
+
+
+class Decode:
+    def __init__(self, worker: Worker, engine: DecodeEngine, transfer: TransferClient) -> None:
+        self._worker = worker
+        self._engine = engine
+        self._transfer = transfer
+        self._leases = Leases(worker)
+
+    async def start(self, refusals: Refusals) -> None:
+        bus, subjects = self._worker.bus, self._worker.subjects
+        await listen(bus, subjects.decode_lease(bus.process), Lease, self._leases.on_lease, refusals=refusals)
+        await listen(bus, subjects.decode_handoff(bus.process), Handoff, self._on_handoff, refusals=refusals)
+        await listen(bus, subjects.decode_submit(bus.process), Placement, self._on_submit, refusals=refusals)
+
+    # a handoff
+
+    def _on_handoff(self, handoff: Handoff, msg: Msg) -> None:
+        answer(self._worker.bus, msg, self._take(handoff))
+
+    def _take(self, handoff: Handoff) -> WorkerAnswer:
+        worker, run = self._worker, handoff.run
+        reason = worker.refusal(run, handoff.job) or self._unusable(handoff)
+        if not reason and not self._claim(run, len(handoff.blocks)):
+            reason = "no_blocks"
+        if reason:
+            return worker.refused(run, reason)
+        taken = worker.admit(run, handoff.job, 2, State.HANDING_OFF, lambda: None, handoff.prefill)
+        taken.stop = worker.spawn(self._pull(taken, handoff), f"pull {run}").cancel
+        return worker.accepted(run)
+
+    def _unusable(self, handoff: Handoff) -> str:
+        info = self._engine.info
+        filled = handoff.job.prompt_tokens + len(handoff.job.open_choices[0].generated)
+        if handoff.kv_compat != info.kv_compat:
+            return "other_kv"
+        if handoff.ticket is None or not handoff.first or len(handoff.blocks) != -(-filled // info.block_tokens):
+            return "unusable"
+        return ""
+
+    def _claim(self, run: int, blocks: int) -> bool:
+        """The reservation becomes the run's; one that is gone or too small is made good if there is room."""
+        pool, reservation, holder = self._engine.pool, ReservationHolder(run), RunHolder(run)
+        if pool.alive(reservation, self._worker.clock.monotonic()):
+            pool.transfer(reservation, holder)
+        missing = blocks - len(pool.blocks(holder))
+        try:
+            if not pool.blocks(holder):
+                pool.allocate(holder, blocks)
+            elif missing > 0:
+                pool.extend(holder, missing)
+        except PoolExhausted:
+            pool.release(holder)
+            return False
+        return True
+
+    async def _pull(self, run: Run, handoff: Handoff) -> None:
+        try:
+            reason = await self._fetch(run, handoff)
+            if reason:
+                self._end(run, State.RETRY, reason)
+            else:
+                self._join(run, handoff)
+        except asyncio.CancelledError:
+            self._end(run, *run.ending)
+        except HeadraceError as error:
+            self._end(run, State.FAILED, error.message)
+        self._worker.outbox.flush()
+
+    def _end(self, run: Run, state: State, reason: str) -> None:
+        """The run ends before the engine had it."""
+        self._engine.pool.release(RunHolder(run.id))
+        self._worker.end(run, state, reason)
+
+    async def _fetch(self, run: Run, handoff: Handoff) -> str:
+        """Copy the blocks and release the handoff; why that failed, "" when the blocks are ours."""
+        pool, blocks = self._engine.pool, self._engine.pool.blocks(RunHolder(run.id))
+        assert handoff.ticket is not None  # checked before the run was taken
+        into = [pool.view(block) for block in blocks[: len(handoff.blocks)]]
+        timeout = min(PULL_S, run.deadline - self._worker.clock.monotonic())
+        try:
+            fetched = await self._transfer.fetch(
+                handoff.ticket, handoff.blocks, into, kv_compat=handoff.kv_compat, timeout=timeout
+            )
+            async with fetched:
+                return "" if await fetched.release() else "handoff_expired"
+        except TransferError as error:
+            return f"handoff_{error.code}"
+
+    def _join(self, run: Run, handoff: Handoff) -> None:
+        first = handoff.first
+        self._engine.decode(RunSpec.of(run.id, run.job), first, cached_tokens=handoff.cached_tokens, compute_s=handoff.compute_s)
+        run.stop = lambda: self._engine.cancel(run.id)
+        self._worker.advance(run, State.DECODING)
+        for token in first:
+            self._worker.frame(run, _output(run.id, token, handoff))
+
+    # local prefill
+
+    def _on_submit(self, placement: Placement, msg: Msg) -> None:
+        answer(self._worker.bus, msg, self._prefill_here(placement))
+
+    def _prefill_here(self, placement: Placement) -> WorkerAnswer:
+        worker, job, run = self._worker, placement.job, placement.run
+        reason = worker.refusal(run, job) or self._no_slot() or worker.queue_refusal(job)
+        if not reason:
+            try:
+                self._engine.prefill(RunSpec.of(run, job), then_decode=True)
+            except HeadraceError as error:
+                reason = error.code or "refused"
+        if reason:
+            return worker.refused(run, reason)
+        worker.admit(run, job, 2, State.PREFILLING, lambda: self._engine.cancel(run))
+        return worker.accepted(run)
+
+    def _no_slot(self) -> str:
+        return "no_slot" if self._worker.beats.credits().decode_slots < 1 else ""
+
+
+def _output(run: int, token: FirstToken, handoff: Handoff) -> TokenOutput:
+    return TokenOutput(
+        run=run,
+        choice=token.choice,
+        index=token.index,
+        token=token.token,
+        logprob=token.logprob,
+        cached_tokens=handoff.cached_tokens,
+        compute_s=handoff.compute_s,
+    )

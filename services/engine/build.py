@@ -1,0 +1,77 @@
+"""From a model's files and the settings to an engine. Only here an engine's kind is chosen; torch is loaded only for torch."""
+
+from __future__ import annotations
+
+import json
+
+from schemas.state import Capabilities
+from services.clock import Clock
+from services.engine.core import StepEngine
+from services.engine.protocol import DecodeEngine, EngineInfo
+from services.engine.scheduler import ChunkedScheduler
+from services.engine.scripted import VERSION, ScriptedRunner, Timing, load_scripts
+from services.kv.hashing import kv_compat
+from services.kv.pool import BlockPool
+from services.models.store import ModelFiles
+from services.settings import Settings
+
+DEFAULT_SCRIPTED_BLOCKS = 4096
+
+
+def build_engine(files: ModelFiles, settings: Settings, clock: Clock) -> DecodeEngine:
+    """The engine of `settings.worker.engine`. Raises `ModelError`, `SettingsError`, ValueError: what is wrong in one line."""
+    if settings.worker.engine == "scripted":
+        return build_scripted(files, settings, clock)
+    from services.engine.torch_engine.build import build
+
+    return build(files, settings.worker, clock)
+
+
+def build_scripted(files: ModelFiles, settings: Settings, clock: Clock) -> StepEngine:
+    """A scripted engine over the model's vocabulary; it needs no weights."""
+    worker, scripted = settings.worker, settings.scripted
+    config = json.loads(files.config.read_bytes())
+    eos = config.get("eos_token_id") or 0
+    eos_ids = frozenset(eos if isinstance(eos, list) else [eos])
+    memory = memoryview(bytearray((worker.kv_blocks or DEFAULT_SCRIPTED_BLOCKS) * scripted.block_bytes))
+    pool = BlockPool(memory.nbytes // scripted.block_bytes, block_bytes=scripted.block_bytes, memory=memory)
+    runner = ScriptedRunner(
+        pool,
+        block_tokens=scripted.block_tokens,
+        vocab=_plain_ids(files, config["vocab_size"]),
+        eos_id=min(eos_ids),
+        scripts=load_scripts(scripted.scripts) if scripted.scripts is not None else (),
+        timing=Timing(scripted.prefill_token_s, scripted.decode_step_s),
+    )
+    info = EngineInfo(
+        name="scripted",
+        version=VERSION,
+        model=files.name,
+        weights=files.weights,
+        kv_compat=kv_compat(
+            weights=files.weights,
+            kv_dtype="fingerprint",
+            block_tokens=scripted.block_tokens,
+            layout="token",
+            engine="scripted",
+            engine_version=VERSION,
+            numerics="exact",
+            parallelism="1",
+        ),
+        capabilities=Capabilities(seed=True, exact_resume=True),
+        context_length=config["max_position_embeddings"],
+        vocab_size=config["vocab_size"],
+        block_tokens=scripted.block_tokens,
+        eos_ids=eos_ids,
+        step_tokens=worker.step_tokens,
+        max_batch=worker.max_batch,
+    )
+    scheduler = ChunkedScheduler(max_batch=worker.max_batch, max_tokens=worker.step_tokens, target_s=worker.step_target_s)
+    return StepEngine(info, pool, runner, scheduler, clock)
+
+
+def _plain_ids(files: ModelFiles, vocab_size: int) -> tuple[int, ...]:
+    """Ids that are text: a script never draws a control token by chance."""
+    added = json.loads(files.tokenizer.read_bytes()).get("added_tokens", [])
+    special = {token["id"] for token in added if token.get("special")}
+    return tuple(token for token in range(vocab_size) if token not in special)

@@ -1,0 +1,1 @@
+"""The prefill phase: prompt in, KV blocks and first token out, handed to a decode worker."""

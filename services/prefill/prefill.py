@@ -1,0 +1,150 @@
+"""Takes placements, has the engine compute the prompt, and hands the KV blocks to the decode worker that reserved room.
+
+Owns the stages PREFILLING and HANDING_OFF of hop 1. Invariant: the blocks of a run are held by the run, then by its handoff under
+a lease, and by nothing after the run left this worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from schemas.errors import HeadraceError
+from schemas.handoff import BlockRef, FirstToken, Handoff, Ticket
+from schemas.lifecycle import State
+from schemas.placement import Accept, Placement, WorkerAnswer
+from services.bus.interface import Msg
+from services.bus.typed import Refusals, answer, ask, listen
+from services.engine.protocol import PrefillEngine, RunSpec
+from services.kv.hashing import block_hashes, chain_root
+from services.kv.holders import HandoffHolder, Holder, RunHolder
+from services.kv.transfer.interface import Outcome, TransferServer
+from services.prefill.reservations import Reservations
+from services.worker.runs import Run
+from services.worker.worker import Worker
+
+HANDOFF_ANSWER_S = 0.3
+HANDOFF_S = 60.0
+"""The longest a handoff may take; its lease ends it much earlier when decode is gone."""
+OFFER_LEASE_S = 2.0
+
+
+class Prefill:
+    """`serve(on_done)` makes the transfer server; it calls back with the holder and outcome of each offer that ended."""
+
+    def __init__(
+        self, worker: Worker, engine: PrefillEngine, serve: Callable[[Callable[[Holder, Outcome], None]], TransferServer]
+    ) -> None:
+        self._worker = worker
+        self._engine = engine
+        self._transfer = serve(self._offer_ended)
+        self._reservations = Reservations(worker)
+        self._outcomes: dict[int, asyncio.Future[Outcome]] = {}
+        worker.on_prefilled = self._prefilled
+        worker.on_end.append(self._reservations.release)
+
+    async def start(self, refusals: Refusals) -> None:
+        worker = self._worker
+        await listen(worker.bus, worker.subjects.prefill_submit(worker.bus.process), Placement, self._submit, refusals=refusals)
+        worker.spawn(self._reservations.renew_all(), "renew reservations")
+
+    # PREFILLING
+
+    def _submit(self, placement: Placement, msg: Msg) -> None:
+        answer(self._worker.bus, msg, self._admit(placement))
+
+    def _admit(self, placement: Placement) -> WorkerAnswer:
+        worker, job, run = self._worker, placement.job, placement.run
+        reason = worker.refusal(run, job) or worker.queue_refusal(job) or ("" if placement.decode else "no_decode")
+        if not reason:
+            try:
+                self._engine.prefill(RunSpec.of(run, job))
+            except HeadraceError as error:
+                reason = error.code or "refused"
+        if reason:
+            return worker.refused(run, reason)
+        worker.admit(run, job, 1, State.PREFILLING, lambda: self._engine.cancel(run), placement.decode)
+        return worker.accepted(run)
+
+    # HANDING_OFF
+
+    def _prefilled(self, run: Run) -> None:
+        self._worker.advance(run, State.HANDING_OFF)
+        task = self._worker.spawn(self._hand_off(run), f"handoff {run.id}")
+        run.stop = task.cancel
+
+    async def _hand_off(self, run: Run) -> None:
+        """Offer, wait for decode's *ok*, let go. Every other way out ends the attempt here."""
+        started = self._worker.clock.monotonic()
+        holder = HandoffHolder(run.id)
+        pool = self._engine.pool
+        pool.transfer(RunHolder(run.id), holder, expires=started + OFFER_LEASE_S)
+        done = self._outcomes[run.id] = asyncio.get_running_loop().create_future()
+        try:
+            ticket = self._transfer.offer(holder, kv_compat=self._engine.info.kv_compat)
+            reason = await self._ask_decode(run, self._handoff(run, holder, ticket))
+            if not reason:
+                async with asyncio.timeout(HANDOFF_S):
+                    reason = "" if await done is Outcome.RELEASED else "handoff_lost"
+        except TimeoutError:
+            reason = "handoff_timeout"
+        except asyncio.CancelledError:
+            self._cancelled(run, holder)
+            return
+        finally:
+            self._outcomes.pop(run.id, None)
+        self._transfer.revoke(holder)
+        pool.release(holder)
+        if reason:
+            self._worker.end(run, State.RETRY, reason)
+            self._worker.outbox.flush()
+        else:
+            self._worker.hand_on(run, run.partner)
+            self._worker.metrics.handoff_time.record(self._worker.clock.monotonic() - started)
+        self._worker.metrics.handoffs.add(1, {"outcome": reason or "released"})
+
+    async def _ask_decode(self, run: Run, handoff: Handoff) -> str:
+        """Why decode will not take it, "" when it does."""
+        worker = self._worker
+        subject = worker.subjects.decode_handoff(run.partner)
+        try:
+            taken = await ask(worker.bus, subject, handoff, WorkerAnswer, timeout=HANDOFF_ANSWER_S)
+        except HeadraceError as error:
+            return f"handoff_{error.code}"
+        return "" if isinstance(taken, Accept) else "handoff_refused"
+
+    def _handoff(self, run: Run, holder: Holder, ticket: Ticket) -> Handoff:
+        info, pool, job = self._engine.info, self._engine.pool, run.job
+        spec = RunSpec.of(run.id, job)
+        output = next(iter(run.last.values()))
+        ids = [*spec.prompt, *spec.choices[0].generated]
+        hashes = block_hashes(ids, info.block_tokens, chain_root(info.kv_compat, job.salt, job.adapter))
+        names = (*hashes, b"")
+        return Handoff(
+            run=run.id,
+            job=job,
+            prefill=self._worker.bus.process,
+            first=(FirstToken(choice=output.choice, index=output.index, token=output.token, logprob=output.logprob),),
+            kv_compat=info.kv_compat,
+            blocks=tuple(
+                BlockRef(slot=block, generation=pool.generation(block), hash=names[position])
+                for position, block in enumerate(pool.blocks(holder))
+            ),
+            tail_tokens=len(ids) % info.block_tokens,
+            ticket=ticket,
+            cached_tokens=output.cached_tokens,
+            compute_s=output.compute_s,
+        )
+
+    def _cancelled(self, run: Run, holder: Holder) -> None:
+        """The edge, or our own end, stopped the handoff; decode hears of it too, whether it took the run or not."""
+        self._transfer.revoke(holder)
+        self._engine.pool.release(holder)
+        self._worker.cancel_at(run.partner, run)
+        self._worker.end(run, *run.ending)
+        self._worker.outbox.flush()
+
+    def _offer_ended(self, holder: Holder, outcome: Outcome) -> None:
+        done = self._outcomes.get(holder.run)
+        if done is not None and not done.done():
+            done.set_result(outcome)

@@ -1,0 +1,1 @@
+"""What prefill and decode workers share: runs, replies, control, heartbeat, credit, drain."""

@@ -1,0 +1,97 @@
+"""A worker's state, said every 250 ms and on change (debounced to 20 ms), and its entry in the registry.
+
+Owns the credit version. Invariant: every credit that leaves this process, in a beat or in an answer, has a version of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+from schemas.codec import encode
+from schemas.errors import BusError
+from schemas.state import Credits, Role, SchemaRange, WorkerState
+from schemas.subjects import Subjects
+from services.bus.interface import Bus
+from services.clock import Clock
+from services.engine.protocol import Engine
+from services.kv.holders import ReservationHolder
+
+BEAT_S = 0.25
+DEBOUNCE_S = 0.02
+
+
+class Beats:
+    """`decoding` counts the runs that decode or will (a handoff that is being pulled)."""
+
+    def __init__(
+        self, bus: Bus, subjects: Subjects, engine: Engine, role: Role, clock: Clock, decoding: Callable[[], int]
+    ) -> None:
+        self._bus = bus
+        self._subject = subjects.worker_state(role, engine.info.model, bus.process)
+        self._engine = engine
+        self._role = role
+        self._clock = clock
+        self._decoding = decoding
+        self._versions = itertools.count(1)
+        self._changed = asyncio.Event()
+        self.draining = False
+
+    def credits(self) -> Credits:
+        """What this worker would still take, now."""
+        pool, stats, info = self._engine.pool, self._engine.stats(), self._engine.info
+        reserved = sum(isinstance(holder, ReservationHolder) for holder in pool.holders)
+        return Credits(
+            version=next(self._versions),
+            prefill_tokens=max(0, stats.step_tokens - stats.queued_tokens),
+            decode_slots=max(0, info.max_batch - self._decoding() - reserved),
+            kv_blocks=pool.available,
+        )
+
+    def state(self) -> WorkerState:
+        info, stats, pool = self._engine.info, self._engine.stats(), self._engine.pool
+        return WorkerState(
+            process=self._bus.process,
+            role=self._role,
+            model=info.model,
+            kv_compat=info.kv_compat,
+            weights=info.weights,
+            schemas=SchemaRange(),
+            capabilities=info.capabilities,
+            credits=self.credits(),
+            sent=self._clock.wall(),
+            context_length=info.context_length,
+            block_tokens=info.block_tokens,
+            queued=stats.queued,
+            running=stats.running,
+            kv_used=pool.held,
+            kv_total=pool.total,
+            steps=stats.steps,
+            step_p99_s=stats.step_p99_s,
+            rates=stats.rates,
+            draining=self.draining,
+        )
+
+    def changed(self) -> None:
+        """Something that routers care about changed; a beat follows within 20 ms."""
+        self._changed.set()
+
+    def say(self) -> None:
+        """One beat, now. Nothing while the bus is down: a late one would be a lie."""
+        try:
+            self._bus.publish(self._subject, encode(self.state()))
+        except BusError:
+            return
+
+    async def run(self) -> None:
+        """Beats for as long as the worker lives."""
+        while True:
+            self._changed.clear()
+            self.say()
+            try:
+                async with asyncio.timeout(BEAT_S):
+                    await self._changed.wait()
+                await asyncio.sleep(DEBOUNCE_S)
+            except TimeoutError:
+                continue

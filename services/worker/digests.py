@@ -1,0 +1,43 @@
+"""Digests: every 250 ms, to each edge that this worker serves, where its runs stand; ended ones for 10 s.
+
+They are how an edge learns that the last message of a run was lost, or that nobody here knows its run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from schemas.codec import encode
+from schemas.errors import BusError
+from schemas.reply import Digest, DigestEntry
+from schemas.subjects import Subjects
+from services.bus.interface import Bus
+from services.worker.runs import Run, RunTable
+
+EVERY_S = 0.25
+KEEP_ENDED_S = 10.0
+
+
+def digests(process: str, runs: RunTable) -> dict[str, Digest]:
+    """The digest for each reply subject."""
+    entries: dict[str, list[DigestEntry]] = {}
+    for run in (*runs, *runs.ended_within(KEEP_ENDED_S)):
+        entries.setdefault(run.job.reply_to, []).append(_entry(run))
+    return {reply_to: Digest(process=process, runs=tuple(of_edge)) for reply_to, of_edge in entries.items()}
+
+
+async def send_digests(bus: Bus, subjects: Subjects, runs: RunTable) -> None:
+    """For as long as the worker lives. Nothing is sent while the bus is down."""
+    control = subjects.control(bus.process)
+    while True:
+        await asyncio.sleep(EVERY_S)
+        for reply_to, digest in digests(bus.process, runs).items():
+            try:
+                bus.publish(reply_to, encode(digest), reply=control)
+            except BusError:
+                break
+
+
+def _entry(run: Run) -> DigestEntry:
+    last = tuple((choice, output.index) for choice, output in run.last.items())
+    return DigestEntry(run=run.id, job=run.job.job, state=run.state, last=last)

@@ -1,0 +1,72 @@
+"""Which edges live, and how their clocks differ from ours.
+
+Owns what was heard of each edge. Invariant: no edge is called silent because our own connection was down, or just came back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.job import Deadlines
+from schemas.state import EdgeBeat
+from services.bus.interface import Bus
+from services.clock import Clock
+
+SILENT_S = 3.0
+_FORGET_S = 120.0
+
+
+@dataclass(slots=True)
+class _Edge:
+    heard: float
+    offset: float | None = None
+
+
+class EdgeWatch:
+    """`offset` is our wall clock minus the edge's, the smallest seen (its excess is time on the way)."""
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._edges: dict[str, _Edge] = {}
+        self._dead: dict[str, float] = {}
+
+    def beat(self, beat: EdgeBeat) -> None:
+        now = self._clock.monotonic()
+        offset = self._clock.wall() - beat.sent
+        known = self._edges.get(beat.process)
+        if known is not None and known.offset is not None:
+            offset = min(offset, known.offset)
+        self._edges[beat.process] = _Edge(now, offset)
+        if beat.left:
+            self.died(beat.process)
+
+    def expect(self, edge: str) -> None:
+        """A job of this edge begins here: its silence counts from now."""
+        self._edges.setdefault(edge, _Edge(self._clock.monotonic()))
+
+    def died(self, edge: str) -> None:
+        """Proven dead, or left: nothing is computed for it any more."""
+        self._edges.pop(edge, None)
+        self._dead[edge] = self._clock.monotonic()
+
+    def gone(self, edge: str) -> bool:
+        """Dead, left or silent for 3 s."""
+        if edge in self._dead:
+            return True
+        if self._bus.down_for() > 0 or self._bus.steady_for() < SILENT_S:
+            return False
+        known = self._edges.get(edge)
+        return known is not None and self._clock.monotonic() - known.heard > SILENT_S
+
+    def remaining(self, edge: str, deadlines: Deadlines, limit: float) -> float:
+        """Seconds until `limit` after the stamp, by our clock."""
+        known = self._edges.get(edge)
+        offset = (known.offset if known is not None else None) or 0.0
+        return deadlines.stamp + offset + limit - self._clock.wall()
+
+    def sweep(self) -> None:
+        """Forget edges of long ago."""
+        old = self._clock.monotonic() - _FORGET_S
+        self._edges = {name: edge for name, edge in self._edges.items() if edge.heard > old}
+        self._dead = {name: at for name, at in self._dead.items() if at > old}

@@ -1,0 +1,62 @@
+"""What a worker says to edges: the records of one engine step that share a reply subject travel in one message.
+
+Owns the records not yet sent and the replay ring. Invariant: within a run, records leave in the order they were put, and each
+message's NATS reply subject is this worker's control subject.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from schemas.codec import encode
+from schemas.control import Position
+from schemas.errors import BusError
+from schemas.reply import Event, Frame, Frames
+from services.bus.interface import Bus
+from services.worker.replay import ReplayRing
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Batch:
+    frames: list[Frame] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+
+class Outbox:
+    def __init__(self, bus: Bus, control: str, ring: ReplayRing) -> None:
+        self._bus = bus
+        self._control = control
+        self._ring = ring
+        self._pending: dict[str, _Batch] = {}
+
+    def frame(self, reply_to: str, frame: Frame) -> None:
+        """Put, not sent before `flush`."""
+        self._ring.frame(reply_to, frame)
+        self._pending.setdefault(reply_to, _Batch()).frames.append(frame)
+
+    def event(self, reply_to: str, event: Event) -> None:
+        """Put, not sent before `flush`. Frames of the run that were put before it come before it."""
+        self._ring.event(reply_to, event)
+        self._pending.setdefault(reply_to, _Batch()).events.append(event)
+
+    def replay(self, run: int, positions: tuple[Position, ...] = ()) -> None:
+        """Send again what the ring has of a run; without positions its last event only."""
+        replay = self._ring.replay(run, positions)
+        if replay is not None:
+            self._send(replay.reply_to, _Batch(replay.frames, replay.events))
+
+    def flush(self) -> None:
+        """Send what was put. While the bus is down it is lost here and healed by a replay."""
+        pending, self._pending = self._pending, {}
+        for reply_to, batch in pending.items():
+            self._send(reply_to, batch)
+
+    def _send(self, reply_to: str, batch: _Batch) -> None:
+        message = Frames(process=self._bus.process, frames=tuple(batch.frames), events=tuple(batch.events))
+        try:
+            self._bus.publish(reply_to, encode(message), reply=self._control)
+        except BusError as error:
+            _log.warning("records for %s stay in the replay ring: %s", reply_to, error)

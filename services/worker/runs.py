@@ -1,0 +1,107 @@
+"""The runs of one worker: those it computes, and for a while those that ended, were handed on, or were cancelled too early.
+
+Owns the state of each run here. Knows no bus and no engine. Invariant: a run's state only goes forward (`schemas.lifecycle`),
+and a cancel that came before its run is not forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from schemas.job import Job
+from schemas.lifecycle import State, advance
+from services.clock import Clock
+from services.engine.protocol import TokenOutput
+
+REMEMBER_S = 60.0
+FORWARD_S = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One run here. `hop` 1 prefill, 2 decode. `stop` drops it at the stage it is in; its end is reported afterwards.
+
+    `deadline` is monotonic seconds. `partner` is the process that holds the reservation (for prefill) or the blocks (for
+    decode). `last` maps a choice to its last token. `ending` is what a run that is being dropped ends as.
+    """
+
+    id: int
+    job: Job
+    hop: int
+    state: State
+    deadline: float
+    stop: Callable[[], object]
+    partner: str = ""
+    last: dict[int, TokenOutput] = field(default_factory=dict)
+    ending: tuple[State, str] = (State.CANCELLED, "")
+    stopping: bool = False
+
+    def advance(self, state: State) -> None:
+        """Raises `IllegalTransition`."""
+        self.state = advance(self.state, state)
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """Something remembered of a run that is no longer here: since when, the run itself, where it went."""
+
+    since: float
+    run: Run | None = None
+    process: str = ""
+
+
+class RunTable:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._active: dict[int, Run] = {}
+        self._past: dict[int, _Past] = {}
+        self._cancelled: dict[int, _Past] = {}
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(list(self._active.values()))
+
+    def get(self, run: int) -> Run | None:
+        return self._active.get(run)
+
+    def admit(self, run: Run) -> None:
+        """Raises ValueError for a run that is or was here."""
+        if self.known(run.id):
+            raise ValueError(f"run {run.id} is not new")
+        self._active[run.id] = run
+
+    def known(self, run: int) -> bool:
+        """It is here, or was here less than a minute ago."""
+        return run in self._active or run in self._past
+
+    def end(self, run: Run, *, handed_to: str = "") -> None:
+        """The run is over here; `handed_to` names the process that goes on with it."""
+        del self._active[run.id]
+        self._past[run.id] = _Past(self._clock.monotonic(), run, handed_to)
+
+    def forward_to(self, run: int) -> str:
+        """The process that a run was handed to less than 10 s ago, "" when there is none."""
+        past = self._past.get(run)
+        return past.process if past is not None and past.since > self._clock.monotonic() - FORWARD_S else ""
+
+    def ended_within(self, seconds: float) -> list[Run]:
+        """Runs that ended here, not those that were handed on."""
+        oldest = self._clock.monotonic() - seconds
+        return [past.run for past in self._past.values() if past.run and not past.process and past.since > oldest]
+
+    def cancel_early(self, run: int) -> None:
+        """A cancel of a run that is not here (yet)."""
+        self._cancelled[run] = _Past(self._clock.monotonic())
+
+    def cancelled_early(self, run: int) -> bool:
+        return run in self._cancelled
+
+    def sweep(self) -> None:
+        """Forget what is a minute old. Entries were added in order of time."""
+        oldest = self._clock.monotonic() - REMEMBER_S
+        for table in (self._past, self._cancelled):
+            while table and table[first := next(iter(table))].since <= oldest:
+                del table[first]

@@ -1,0 +1,92 @@
+"""The life of a worker process: subscribe, register, beat, serve until told to stop, drain.
+
+Knows neither engine kinds nor roles: those come from the composition (`services.cli.worker`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from schemas.codec import encode_json
+from schemas.control import Control
+from schemas.errors import BusError
+from schemas.lifecycle import State
+from schemas.state import Death, EdgeBeat
+from services.bus.kv_registry import Registry
+from services.bus.micro import Service
+from services.bus.typed import Refusals, listen
+from services.worker.digests import send_digests
+from services.worker.worker import Worker
+
+_log = logging.getLogger(__name__)
+REGISTER_S = 3.0
+
+Phase = Callable[[Refusals], Awaitable[None]]
+
+
+async def run(
+    worker: Worker,
+    phases: list[Phase],
+    refusals: Refusals,
+    registry: Registry,
+    service: Service,
+    stop: asyncio.Event,
+    drain_s: float,
+) -> None:
+    """Serve `phases` until `stop`, then drain for at most `drain_s` seconds."""
+    subjects, process = worker.subjects, worker.bus.process
+    worker.engine.start(worker.on_step)
+    await listen(worker.bus, subjects.control(process), Control, worker.on_control, refusals=refusals)
+    await listen(worker.bus, subjects.edge_state_any(), EdgeBeat, worker.on_edge_beat, refusals=refusals)
+    await listen(worker.bus, subjects.dead_any(), Death, worker.on_death, refusals=refusals)
+    for start in phases:
+        await start(refusals)
+    worker.spawn(worker.sweep(), "sweep")
+    worker.spawn(send_digests(worker.bus, subjects, worker.runs), "digests")
+    worker.spawn(_register(worker, registry), "register")
+    worker.spawn(worker.beats.run(), "beats")
+    await _serve_admin(worker, service)
+    await stop.wait()
+    await drain(worker, drain_s)
+    await service.drain(1.0)
+    await worker.close()
+
+
+async def drain(worker: Worker, timeout: float) -> None:
+    """No new work; running work finishes, or ends as RETRY so that the edge goes on elsewhere."""
+    worker.beats.draining = True
+    worker.beats.say()
+    if await worker.idle(timeout):
+        return
+    _log.warning("%d runs did not finish in %.0f s; their edges try again elsewhere", len(worker.runs), timeout)
+    for unfinished in worker.runs:
+        worker.drop(unfinished, State.RETRY, "draining")
+    await worker.idle(1.0)
+
+
+async def _register(worker: Worker, registry: Registry) -> None:
+    """An entry in HR_WORKERS for `nats kv ls`; a worker serves without it when JetStream is away."""
+    while True:
+        try:
+            await registry.put(worker.bus.process, encode_json(worker.beats.state()))
+        except BusError as error:
+            _log.info("not registered: %s", error)
+        await asyncio.sleep(REGISTER_S)
+
+
+async def _serve_admin(worker: Worker, service: Service) -> None:
+    async def status(_: object) -> bytes:
+        return encode_json(worker.beats.state())
+
+    async def set_draining(draining: bool) -> bytes:
+        worker.beats.draining = draining
+        worker.beats.say()
+        return encode_json(worker.beats.state())
+
+    subject = lambda verb: worker.subjects.admin(worker.role, worker.bus.process, verb)  # noqa: E731
+    service.endpoint("status", subject("status"), status)
+    service.endpoint("drain", subject("drain"), lambda _: set_draining(True))
+    service.endpoint("undrain", subject("undrain"), lambda _: set_draining(False))
+    await service.start()

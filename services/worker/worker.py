@@ -1,0 +1,290 @@
+"""One worker process without its phases: it admits runs, says what becomes of them, drops them when told to.
+
+Owns the run table, the outbox and the heartbeat; the phases (`services.prefill`, `services.decode`) own how a run gets from one
+stage to the next. Invariant: every admitted run ends with exactly one terminal event, or is handed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from schemas.control import Control, Verb
+from schemas.errors import BusError, JobFailed
+from schemas.job import Job
+from schemas.lifecycle import State
+from schemas.placement import Accept, Refuse
+from schemas.reply import OWNED, Event, Frame
+from schemas.state import Cause, Death, EdgeBeat, Role
+from schemas.subjects import Subjects
+from services.bus.interface import Bus, Msg
+from services.bus.typed import send
+from services.clock import Clock
+from services.engine.protocol import Engine, StepReport, TokenOutput
+from services.telemetry.metrics import Metrics
+from services.worker.beats import Beats
+from services.worker.edges import SILENT_S, EdgeWatch
+from services.worker.outbox import Outbox
+from services.worker.replay import ReplayRing
+from services.worker.runs import Run, RunTable
+
+_log = logging.getLogger(__name__)
+SWEEP_S = 0.25
+
+RunHook = Callable[[Run], None]
+
+
+class Worker:
+    """`on_prefilled` is called for a run whose prompt is computed and whose blocks wait for a handoff; `on_end` before the
+    terminal event of a run is sent; `on_unknown_cancel` for a cancel of a run that is not here."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, engine: Engine, role: Role, clock: Clock, metrics: Metrics) -> None:
+        self.bus = bus
+        self.subjects = subjects
+        self.engine = engine
+        self.role = role
+        self.clock = clock
+        self.metrics = metrics
+        self.runs = RunTable(clock)
+        self.ring = ReplayRing(clock)
+        self.outbox = Outbox(bus, subjects.control(bus.process), self.ring)
+        self.edges = EdgeWatch(bus, clock)
+        self.beats = Beats(bus, subjects, engine, role, clock, self._decoding)
+        self.on_prefilled: RunHook | None = None
+        self.on_end: list[RunHook] = []
+        self.on_unknown_cancel: list[Callable[[int], None]] = []
+        self._run_left = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # admission
+
+    def refusal(self, run: int, job: Job) -> str:
+        """Why a run cannot begin here, "" when it can: what every phase checks first."""
+        if self.beats.draining:
+            return "draining"
+        if job.model != self.engine.info.model:
+            return "wrong_model"
+        if job.weights and job.weights != self.engine.info.weights:
+            return "other_weights"
+        if self.runs.cancelled_early(run) or self.edges.gone(job.edge):
+            return "cancelled"
+        if self.runs.known(run):
+            return "duplicate"
+        if self.edges.remaining(job.edge, job.deadlines, job.deadlines.total) <= 0:
+            return "expired"
+        return ""
+
+    def admit(self, run: int, job: Job, hop: int, state: State, stop: Callable[[], object], partner: str = "") -> Run:
+        """Take the run and say *owned* before anything is computed."""
+        self.edges.expect(job.edge)
+        remaining = self.edges.remaining(job.edge, job.deadlines, job.deadlines.total)
+        admitted = Run(run, job, hop, state, self.clock.monotonic() + remaining, stop, partner)
+        self.runs.admit(admitted)
+        self._event(admitted, state, reason=OWNED, weights=self.engine.info.weights)
+        self.outbox.flush()
+        self.beats.changed()
+        return admitted
+
+    def queue_refusal(self, job: Job) -> str:
+        """A worker queues one step's work at most; an idle queue takes any prompt."""
+        stats = self.engine.stats()
+        tokens = job.prompt_tokens + sum(len(choice.generated) for choice in job.open_choices)
+        return "no_credit" if stats.queued and stats.queued_tokens + tokens > stats.step_tokens else ""
+
+    def accepted(self, run: int) -> Accept:
+        return Accept(run=run, credits=self.beats.credits())
+
+    def refused(self, run: int, reason: str) -> Refuse:
+        return Refuse(run=run, reason=reason, credits=self.beats.credits())
+
+    # what becomes of a run
+
+    def advance(self, run: Run, state: State) -> None:
+        """The run reached another stage; the edge hears of it with the next flush."""
+        run.advance(state)
+        self._event(run, state)
+
+    def frame(self, run: Run, output: TokenOutput) -> None:
+        """One token for the edge; sent with the next flush."""
+        run.last[output.choice] = output
+        self.outbox.frame(
+            run.job.reply_to,
+            Frame(
+                run=run.id,
+                job=run.job.job,
+                attempt=run.job.attempt,
+                hop=run.hop,
+                choice=output.choice,
+                index=output.index,
+                tokens=(output.token,),
+                logprobs=(output.logprob,) if output.logprob is not None else (),
+                finish=output.finish,
+                cached_tokens=output.cached_tokens,
+                compute_s=output.compute_s,
+            ),
+        )
+
+    def end(self, run: Run, state: State, reason: str = "") -> None:
+        """The run is over here; everything it held is released. Sent with the next flush."""
+        if self.runs.get(run.id) is not run:
+            return
+        run.advance(state)
+        self.runs.end(run)
+        for hook in self.on_end:
+            hook(run)
+        self._event(run, state, reason=reason, error_code=JobFailed.code if state is State.FAILED else "")
+        self._left()
+
+    def hand_on(self, run: Run, process: str) -> None:
+        """Another process owns the run now; no event of ours ends the attempt."""
+        self.runs.end(run, handed_to=process)
+        self.ring.close(run.id)
+        self._left()
+
+    def drop(self, run: Run, state: State = State.CANCELLED, reason: str = "") -> None:
+        """Stop the run at the stage it is in; it ends as `state` once the stage let go of it."""
+        if not run.stopping:
+            run.stopping = True
+            run.ending = (state, reason)
+            run.stop()
+
+    def on_step(self, report: StepReport) -> None:
+        """What one engine step did, as the engine reports it."""
+        for output in report.tokens:
+            run = self.runs.get(output.run)
+            if run is not None:
+                if run.state is State.PREFILLING and run.hop == 2:
+                    run.advance(State.DECODING)
+                self.frame(run, output)
+        for prefilled in report.prefilled:
+            run = self.runs.get(prefilled)
+            if run is not None and self.on_prefilled is not None:
+                self.on_prefilled(run)
+        for ended in report.ended:
+            run = self.runs.get(ended.run)
+            if run is not None:
+                state, reason = run.ending if ended.state is State.CANCELLED else (ended.state, ended.reason)
+                self.end(run, state, reason)
+        self.outbox.flush()
+        if report.ended or report.prefilled:
+            self.beats.changed()
+        if report.seconds:
+            self.metrics.engine_step_time.record(report.seconds)
+
+    # what others say
+
+    def on_control(self, control: Control, _: Msg) -> None:
+        run = self.runs.get(control.run)
+        match control.verb:
+            case Verb.CANCEL if run is not None:
+                self.drop(run)
+            case Verb.CANCEL:
+                self._cancel_elsewhere(control)
+            case Verb.REPLAY:
+                self.outbox.replay(control.run, control.positions)
+            case _:
+                _log.warning("control %s for run %d is not for us", control.verb, control.run)
+
+    def cancel_at(self, process: str, run: Run) -> None:
+        """Tell another process to drop a run."""
+        self._tell(process, Control(run=run.id, job=run.job.job, verb=Verb.CANCEL))
+
+    def on_edge_beat(self, beat: EdgeBeat, _: Msg) -> None:
+        self.edges.beat(beat)
+
+    def on_death(self, death: Death, _: Msg) -> None:
+        if death.cause in (Cause.KILLED, Cause.REPLACED, Cause.LEFT):
+            self.edges.died(death.process)
+            self._drop_jobs_of_gone_edges()
+
+    # time
+
+    async def sweep(self) -> None:
+        """Every 250 ms: leases that ran out, deadlines, edges that are gone, old memories."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = self.clock.monotonic()
+            if self.bus.steady_for() >= SILENT_S:  # reservations are renewed over the bus
+                self.engine.pool.expire(now)
+            for run in self.runs:
+                if run.deadline <= now:
+                    self.drop(run, State.EXPIRED, "total_deadline")
+            self._drop_jobs_of_gone_edges()
+            self.runs.sweep()
+            self.ring.sweep()
+            self.edges.sweep()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """A task of this worker; it is waited for, or cancelled, when the worker closes."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    async def idle(self, timeout: float) -> bool:
+        """True once no run is left, False after `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                while len(self.runs):
+                    self._run_left.clear()
+                    await self._run_left.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.engine.stop()
+
+    # inside
+
+    def _decoding(self) -> int:
+        return sum(run.hop == 2 for run in self.runs)
+
+    def _left(self) -> None:
+        self._run_left.set()
+        self.beats.changed()
+
+    def _event(self, run: Run, state: State, *, reason: str = "", error_code: str = "", weights: str = "") -> None:
+        event = Event(
+            run=run.id,
+            job=run.job.job,
+            attempt=run.job.attempt,
+            hop=run.hop,
+            state=state,
+            reason=reason,
+            error_code=error_code,
+            weights=weights,
+        )
+        self.outbox.event(run.job.reply_to, event)
+
+    def _tell(self, process: str, control: Control) -> None:
+        try:
+            send(self.bus, self.subjects.control(process), control)
+        except BusError as error:
+            _log.warning("%s was not told to %s run %d: %s", process, control.verb, control.run, error)
+
+    def _cancel_elsewhere(self, control: Control) -> None:
+        process = self.runs.forward_to(control.run)
+        if process:
+            self._tell(process, control)
+        elif self.runs.known(control.run):
+            self.outbox.replay(control.run)  # its terminal event was lost
+        else:
+            self.runs.cancel_early(control.run)
+            for hook in self.on_unknown_cancel:
+                hook(control.run)
+
+    def _drop_jobs_of_gone_edges(self) -> None:
+        for run in self.runs:
+            if not run.job.detached and self.edges.gone(run.job.edge):
+                self.drop(run, State.CANCELLED, "edge_gone")
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("%s failed", task.get_name(), exc_info=error)

@@ -1,0 +1,65 @@
+"""Fakes for KV tests: a small prefix cache, and a condition to wait on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from services.kv.prefix import CacheEvents
+
+
+class FakePrefixCache:
+    """Takes everything; evicts what was unpinned first. `evict_wrongly` makes it break its promise."""
+
+    def __init__(self) -> None:
+        self.index: dict[bytes, int] = {}
+        self.idle: dict[int, None] = {}
+        self.evict_wrongly = False
+        self._stored: list[bytes] = []
+        self._removed: list[bytes] = []
+
+    def match(self, hashes: Sequence[bytes]) -> list[int]:
+        found = []
+        for key in hashes:
+            if key not in self.index:
+                break
+            found.append(self.index[key])
+        return found
+
+    def insert(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> list[bool]:
+        taken = []
+        for key, block in zip(hashes, blocks, strict=True):
+            taken.append(key not in self.index)
+            if taken[-1]:
+                self.index[key] = block
+                self._stored.append(key)
+        return taken
+
+    def pin(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            del self.idle[block]
+
+    def unpin(self, blocks: Sequence[int]) -> None:
+        self.idle.update(dict.fromkeys(blocks))
+
+    def evict(self, n: int) -> list[int]:
+        victims = list(self.idle)[: 0 if self.evict_wrongly else n]
+        for block in victims:
+            del self.idle[block]
+        removed = [key for key, block in self.index.items() if block in victims]
+        for key in removed:
+            del self.index[key]
+        self._removed += removed
+        return victims
+
+    def drain_events(self) -> CacheEvents:
+        events = CacheEvents(tuple(self._stored), tuple(self._removed))
+        self._stored, self._removed = [], []
+        return events
+
+
+async def until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
+    """Wait until `condition()`; TimeoutError after `timeout` seconds."""
+    async with asyncio.timeout(timeout):
+        while not condition():  # noqa: ASYNC110 - what it waits for sets no event
+            await asyncio.sleep(0.002)

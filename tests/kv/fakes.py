@@ -1,9 +1,8 @@
-"""Fakes for KV tests: a small prefix cache, and a condition to wait on."""
+"""A small prefix cache that keeps everything."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from services.kv.prefix import CacheEvents
 
@@ -56,10 +55,3 @@ class FakePrefixCache:
         events = CacheEvents(tuple(self._stored), tuple(self._removed))
         self._stored, self._removed = [], []
         return events
-
-
-async def until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
-    """Wait until `condition()`; TimeoutError after `timeout` seconds."""
-    async with asyncio.timeout(timeout):
-        while not condition():  # noqa: ASYNC110 - what it waits for sets no event
-            await asyncio.sleep(0.002)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import xxhash
 
@@ -238,8 +240,6 @@ def test_checksum_is_taken_once_a_generation() -> None:
 def test_every_inconsistency_is_named(books: dict[str, list[int]], problem: str) -> None:
     sound = {"free": [1, 2], "cached": [], "indexed": [], "refs": [1, 0, 0], "held": [[0]]}
     assert find_problems(**sound) == []  # type: ignore[arg-type]
-    import re
-
     assert any(re.search(problem, found) for found in find_problems(**{**sound, **books}))  # type: ignore[arg-type]
 
 

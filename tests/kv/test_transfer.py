@@ -7,21 +7,15 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-import uvloop
 
 from schemas.transfer import RefusalReason
 from services.kv.holders import HandoffHolder, RunHolder
 from services.kv.pool import LedgerError
 from services.kv.transfer.interface import ConnectionLost, CorruptBlock, FetchDenied, FetchTimeout, Outcome, TransferError
-from tests.kv.fakes import until
 from tests.kv.rig import COMPAT, Rig, rig
+from tests.waiting import until
 
 H1 = HandoffHolder(1)
-
-
-@pytest.fixture(scope="module", params=["asyncio", "uvloop"])
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy() if request.param == "uvloop" else asyncio.DefaultEventLoopPolicy()
 
 
 @pytest.fixture(params=["tcp", "memory"])

@@ -79,6 +79,10 @@ class Bus(Protocol):
         """Seconds since the connection came back; infinite when it was never lost; 0.0 while it is down."""
         ...
 
+    def new_inbox(self) -> str:
+        """A fresh subject that this connection may listen on and its peers may answer to."""
+        ...
+
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
         """Send and forget, at most once. Costs microseconds and never waits.
 

@@ -52,14 +52,14 @@ class Sequence:
         """Only the last sampled token is missing: one token a step from here."""
         return self.uncomputed == 1 and self.generated > 0
 
+    def enders(self, eos_ids: frozenset[int]) -> frozenset[int]:
+        """The ids that end this choice. Before it has `min_tokens` they must not be drawn."""
+        return frozenset(self.sampling.stop_token_ids) | (frozenset() if self.sampling.ignore_eos else eos_ids)
+
     def finish_after_last(self, eos_ids: frozenset[int], context_length: int) -> FinishReason | None:
         """Why the choice ends with the token that was just appended, or None."""
-        sampling, token = self.sampling, self.ids[-1]
-        if self.generated > sampling.min_tokens:
-            if token in sampling.stop_token_ids:
-                return FinishReason.STOP
-            if token in eos_ids and not sampling.ignore_eos:
-                return FinishReason.STOP
-        if self.generated >= sampling.max_tokens or len(self.ids) >= context_length:
+        if self.generated > self.sampling.min_tokens and self.ids[-1] in self.enders(eos_ids):
+            return FinishReason.STOP
+        if self.generated >= self.sampling.max_tokens or len(self.ids) >= context_length:
             return FinishReason.LENGTH
         return None

@@ -1,0 +1,123 @@
+"""Logits → tokens: greedy and seeded sampling.
+
+Knows no engine and no torch. Invariant: token i of choice c depends on (seed, c, i, its row of logits) only, so it is the same
+whatever the batch, and the same after a resume on another worker.
+
+The tokens of a row are in one order: logit descending, then id ascending. min_p, top_k and top_p each keep a beginning of that
+order (in this sequence; top_p counts the mass the other two left), and one uniform number picks from what is left by inverse
+transform. Sources: nucleus sampling, arXiv 1904.09751; min-p, arXiv 2407.01082; counter-based generators, Salmon et al., SC 2011.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.job import Sampling
+from schemas.reply import Logprob
+from services.engine.runner import Failed, Sampled
+
+Row = NDArray[np.float64]
+_COUNTER = struct.Struct("<QQQ")
+_NOTHING = -745.0  # e**-745 is the smallest positive float64: what lies lower has no mass
+_FLOORS = (-8.0, -24.0, _NOTHING)  # how far below the best token to look, in nats, until enough mass is found
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The next token of one choice. `index`: its place among the choice's generated tokens; `banned`: ids it may not be."""
+
+    sampling: Sampling
+    choice: int
+    index: int
+    banned: tuple[int, ...] = ()
+
+
+def sample(logits: NDArray[np.float32], draws: Sequence[Draw]) -> list[Sampled | Failed]:
+    """One outcome for each row of `logits` [rows, vocab]. A row with NaN or an infinity fails, alone."""
+    finite = np.isfinite(logits.min(axis=1)) & np.isfinite(logits.max(axis=1))
+    rows = zip(logits, draws, finite, strict=True)
+    return [_draw(row, draw) if good else Failed("logits are not finite") for row, draw, good in rows]
+
+
+def uniform(seed: int, choice: int, index: int) -> float:
+    """The one random number in [0, 1) of a token, 53 bits of BLAKE2b over the counter (seed, choice, index)."""
+    digest = hashlib.blake2b(_COUNTER.pack(seed, choice, index), digest_size=8, person=b"hr-sampling").digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+def _draw(row: NDArray[np.float32], draw: Draw) -> Sampled:
+    allowed = row
+    if draw.banned:
+        allowed = row.copy()
+        allowed[list(draw.banned)] = -np.inf
+    if draw.sampling.temperature == 0.0:
+        token = int(allowed.argmax())
+    else:
+        token = _pick(allowed, draw.sampling, uniform(draw.sampling.seed, draw.choice, draw.index))
+    return Sampled(token, _logprob(row, token, draw.sampling.logprobs))
+
+
+def _pick(row: NDArray[np.float32], sampling: Sampling, point: float) -> int:
+    """The token at `point` of the kept distribution."""
+    with np.errstate(over="ignore"):  # a tiny temperature takes all but the best token to -inf, which is its limit
+        nats = (row.astype(np.float64) - float(row.max())) / sampling.temperature
+    if sampling.min_p > 0.0 or sampling.top_k > 0:
+        ids = _limited(nats, sampling)
+        mass = np.cumsum(np.exp(nats[ids]))
+        total = float(mass[-1])
+    else:
+        total = float(np.exp(nats).sum())
+        ids, mass = _best(nats, total * (sampling.top_p if sampling.top_p < 1.0 else point))
+    kept = len(ids)
+    if sampling.top_p < 1.0:
+        kept = min(kept, int(np.searchsorted(mass, sampling.top_p * total)) + 1)
+        total = float(mass[kept - 1])
+    return int(ids[min(kept - 1, int(np.searchsorted(mass, point * total, side="right")))])
+
+
+def _limited(nats: Row, sampling: Sampling) -> NDArray[np.int64]:
+    """What min_p and top_k leave."""
+    floor = max(_NOTHING, math.log(sampling.min_p)) if sampling.min_p > 0.0 else _NOTHING
+    k = min(sampling.top_k, len(nats)) or len(nats)
+    if k < len(nats):
+        floor = max(floor, float(np.partition(nats, -k)[-k]))
+    return _order(nats, floor)[:k]
+
+
+def _best(nats: Row, needed: float) -> tuple[NDArray[np.int64], Row]:
+    """The best tokens, at least so many that their mass exceeds `needed`, and their cumulative mass.
+
+    Sorting the few within reach instead of the whole vocabulary changes no bit of what is returned up to `needed`.
+    """
+    for floor in _FLOORS:
+        ids = _order(nats, floor)
+        mass = np.cumsum(np.exp(nats[ids]))
+        if mass[-1] > needed:
+            break
+    return ids, mass
+
+
+def _order(nats: Row, floor: float) -> NDArray[np.int64]:
+    """The ids of the values of at least `floor`, best first, equal ones by id."""
+    ids = np.flatnonzero(nats >= floor)
+    return ids[np.argsort(-nats[ids], kind="stable")]
+
+
+def _logprob(row: NDArray[np.float32], token: int, alternatives: int | None) -> Logprob | None:
+    """Under the model's own distribution: before temperature and filters, as OpenAI's API reports it."""
+    if alternatives is None:
+        return None
+    nats = row.astype(np.float64) - float(row.max())
+    nats -= math.log(float(np.exp(nats).sum()))
+    top: tuple[tuple[int, float], ...] = ()
+    if alternatives > 0:
+        least = np.partition(nats, -alternatives)[-alternatives]
+        top = tuple((int(best), float(nats[best])) for best in _order(nats, float(least))[:alternatives])
+    return Logprob(token=token, logprob=float(nats[token]), top=top)

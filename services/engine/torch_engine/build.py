@@ -1,0 +1,106 @@
+"""Model files and settings → a running engine's parts, put together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from schemas.state import Capabilities
+from services.clock import Clock
+from services.engine.core import StepEngine
+from services.engine.protocol import EngineInfo
+from services.engine.scheduler import ChunkedScheduler
+from services.engine.torch_engine import memory
+from services.engine.torch_engine.config import LlamaConfig, load_config
+from services.engine.torch_engine.model import Llama
+from services.engine.torch_engine.runner import TorchRunner
+from services.engine.torch_engine.weights import load_weights
+from services.kv.hashing import kv_compat
+from services.models.errors import ModelError
+from services.models.store import ModelFiles
+from services.settings import WorkerSettings
+
+NAME = "torch"
+VERSION = "1"
+"""Raised when a change makes other bits of the same weights and ids."""
+
+# Pure torch promises no bitwise equality: a matrix product's summation order follows its number of rows.
+CAPABILITIES = Capabilities(seed=True, logprobs=True, min_p=True, exact_resume=False)
+
+
+def build(files: ModelFiles, settings: WorkerSettings, clock: Clock) -> StepEngine:
+    """The engine for one model. Takes seconds: it reads all weights.
+
+    Raises `ModelError` for a model that is not supported or damaged, `SettingsError` for too little KV memory.
+    """
+    config = load_config(files.config)
+    eos_ids = read_eos_ids(files.folder)
+    kv = memory.allocate(config, settings)
+    model = Llama(config, load_weights(files.safetensors, config), kv.tensor)
+    return StepEngine(
+        info=_info(files, config, settings, min(config.context, kv.tokens), eos_ids),
+        pool=kv.pool,
+        runner=TorchRunner(model, threads=settings.threads, eos_ids=eos_ids),
+        scheduler=ChunkedScheduler(
+            max_batch=settings.max_batch, max_tokens=settings.step_tokens, target_s=settings.step_target_s
+        ),
+        clock=clock,
+    )
+
+
+def _info(
+    files: ModelFiles, config: LlamaConfig, settings: WorkerSettings, context_length: int, eos_ids: frozenset[int]
+) -> EngineInfo:
+    return EngineInfo(
+        name=NAME,
+        version=VERSION,
+        model=files.name,
+        weights=files.weights,
+        kv_compat=kv_compat(
+            weights=files.weights,
+            kv_dtype="float32",
+            block_tokens=memory.BLOCK_TOKENS,
+            layout=memory.LAYOUT,
+            engine=NAME,
+            engine_version=VERSION,
+            numerics="float32",
+            parallelism="1",
+        ),
+        capabilities=CAPABILITIES,
+        context_length=context_length,
+        vocab_size=config.vocab,
+        block_tokens=memory.BLOCK_TOKENS,
+        eos_ids=eos_ids,
+        step_tokens=settings.step_tokens,
+        max_batch=settings.max_batch,
+    )
+
+
+def read_eos_ids(folder: Path) -> frozenset[int]:
+    """Every id that one of the model's files calls its end of sequence. Raises `ModelError` when none does."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        ids = _read(folder / name).get("eos_token_id")
+        found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    token = _read(folder / "tokenizer_config.json").get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    if text is not None:
+        added = _read(folder / "tokenizer.json").get("added_tokens", [])
+        found.update(item["id"] for item in added if item["content"] == text)
+    if not found:
+        raise ModelError(f"no file in {folder} names an end-of-sequence token: its answers would never end")
+    return frozenset(found)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object; empty when the file is not there. Raises `ModelError`."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return content

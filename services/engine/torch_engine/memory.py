@@ -1,0 +1,68 @@
+"""The KV memory of one worker: one tensor for the model, the same bytes as a `BlockPool` for everybody else.
+
+Owns its layout: block, layer, K then V, token, KV head, element; so a block is one contiguous region, which is what moves in a
+handoff. Must not know who holds a block. Invariant: the tensor and the pool's memory are the same bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.engine.torch_engine.config import LlamaConfig
+from services.kv.pool import BlockPool
+from services.kv.prefix import PrefixCache
+from services.settings import SettingsError, WorkerSettings
+
+BLOCK_TOKENS = 16
+LAYOUT = "block,layer,kv,token,head,dim"
+DTYPE = torch.float32
+_FEWEST_BLOCKS = 64
+_MB = 2**20
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KVMemory:
+    """`tensor` [blocks, layers, 2, 16, kv_heads, head_dim] float32 over the memory of `pool`."""
+
+    tensor: Tensor
+    pool: BlockPool
+
+    @property
+    def tokens(self) -> int:
+        return self.pool.total * BLOCK_TOKENS
+
+
+def allocate(config: LlamaConfig, settings: WorkerSettings, prefix: PrefixCache | None = None) -> KVMemory:
+    """Memory for as many blocks as the settings say, zeroed when it is first touched. Raises `SettingsError`."""
+    shape = (config.layers, 2, BLOCK_TOKENS, config.kv_heads, config.head_dim)
+    block_bytes = DTYPE.itemsize
+    for extent in shape:
+        block_bytes *= extent
+    blocks = _count(config, settings, block_bytes)
+    try:
+        memory = memoryview(mmap.mmap(-1, blocks * block_bytes))
+    except (OSError, OverflowError) as error:
+        raise SettingsError(f"no memory for {blocks} KV blocks ({blocks * block_bytes // _MB} MB): {error}") from None
+    tensor = torch.frombuffer(memory, dtype=DTYPE).view(blocks, *shape)
+    return KVMemory(tensor, BlockPool(blocks, block_bytes=block_bytes, memory=memory, prefix=prefix))
+
+
+def _count(config: LlamaConfig, settings: WorkerSettings, block_bytes: int) -> int:
+    """How many blocks; too few for one whole context is allowed, down to 64 blocks, and shortens what the engine promises."""
+    blocks = settings.kv_blocks or settings.kv_memory_mb * _MB // block_bytes
+    whole = -(-config.context // BLOCK_TOKENS)
+    fewest = min(whole, _FEWEST_BLOCKS)
+    if blocks < fewest:
+        key = "kv_blocks" if settings.kv_blocks else "kv_memory_mb"
+        needed = f"{fewest} KV blocks, {-(-fewest * block_bytes // _MB)} MB"
+        raise SettingsError(f"worker.{key}: room for {blocks} blocks of {block_bytes} bytes; this model needs at least {needed}")
+    if blocks < whole:
+        _log.warning("%d KV blocks hold %d of the model's %d tokens of context", blocks, blocks * BLOCK_TOKENS, config.context)
+    return blocks

@@ -1,0 +1,94 @@
+# Headrace from a checkout. Each target does all of its own set-up in .venv; a second run finds it done.
+#
+#   make up [PREFILL=2 DECODE=2 BOTH=0 MODEL=… PORT=… ENGINE=… VERBOSE=1]    start everything; Ctrl-C stops it
+#   make test        what takes under 15 minutes        make lint     ruff, mypy, import layers
+#   make test-all    everything                         make clean    remove .venv and caches
+#
+# PYTHON=…       a Python 3.11 or 3.12; by default the first one found that runs
+# TORCH_INDEX=…  an extra package index that offers PyTorch's CPU build
+# TESTS=…        arguments for pytest, such as TESTS=tests/bus
+
+SHELL := /bin/sh
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check install $(if $(CI),--progress-bar off) \
+       $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt
+INPUTS := pyproject.toml constraints.txt
+
+.PHONY: up test test-all lint format model constraints clean help
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
+
+up: $(VENV)/.local
+	@exec $(RUN) -m services.cli.main up $(if $(PREFILL),--prefill $(PREFILL)) $(if $(DECODE),--decode $(DECODE)) \
+	  $(if $(BOTH),--both $(BOTH)) $(if $(MODEL),--model '$(MODEL)') $(if $(PORT),--port '$(PORT)') \
+	  $(if $(ENGINE),--engine '$(ENGINE)') $(if $(VERBOSE),--verbose)
+
+test: $(VENV)/.dev model
+	$(RUN) -m pytest -m "not slow" $(TESTS)
+
+test-all: $(VENV)/.dev model
+	$(RUN) -m pytest $(TESTS)
+
+lint: $(VENV)/.dev
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
+
+format: $(VENV)/.dev
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+model: $(VENV)/.dev
+	@$(RUN) -m services.cli.main model fetch
+
+# After a change of pyproject.toml: the versions that are installed now become the pinned ones.
+constraints: $(VENV)/.dev
+	@{ sed '/^[^#]/,$$d' constraints.txt; $(RUN) -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > constraints.new
+	@mv constraints.new constraints.txt
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+# .venv/.local and .venv/.dev are written when everything for `make up`, or for the tests, is installed. .venv/.installing
+# stands there meanwhile: a .venv that an earlier run left half-made, or whose Python is gone, is made anew.
+$(shell $(RUN) -c '' 2>/dev/null || rm -f $(VENV)/.local $(VENV)/.dev)
+
+$(VENV)/.local: $(INPUTS)
+	@$(venv)
+	@echo "Installing Headrace into $(VENV): about 260 MB to download (190 MB of it PyTorch's CPU build), 1.1 GB on disk."
+	@$(install_local)
+
+$(VENV)/.dev: $(INPUTS)
+	@$(venv)
+	@echo "Installing Headrace and its test tools into $(VENV): about 310 MB to download (190 MB of it PyTorch's CPU build)."
+	@$(install_dev)
+
+install_local = $(PIP) -e '.[local]' && rm -f $(VENV)/.installing && touch $(VENV)/.local
+install_dev = $(PIP) -e '.[dev]' && rm -f $(VENV)/.installing && touch $(VENV)/.local $(VENV)/.dev
+
+# Versions are asked for by running a Python: a name on the PATH may be a shim that runs nothing.
+suits = -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' >/dev/null 2>&1
+
+define venv
+set -e; \
+if [ -e $(VENV)/.installing ] || ! $(RUN) $(suits) || ! $(RUN) -m pip --version >/dev/null 2>&1; then \
+  python=; \
+  for name in $(or $(PYTHON),python3.11 python3.12 python3 python); do \
+    if $$name $(suits); then python=$$name; break; fi; \
+  done; \
+  if [ -z "$$python" ]; then \
+    echo "Headrace needs Python 3.11 or 3.12 and found none that runs: install one, or name it with PYTHON=…" >&2; exit 1; \
+  fi; \
+  echo "Making $(VENV) with $$($$python --version)."; \
+  rm -rf $(VENV); \
+  mkdir $(VENV); \
+  touch $(VENV)/.installing; \
+  $$python -m venv $(VENV) || { echo "$$python cannot make a virtual environment (on Debian: apt install python3-venv)" >&2; exit 1; }; \
+fi; \
+rm -f $(VENV)/.local $(VENV)/.dev; \
+touch $(VENV)/.installing
+endef

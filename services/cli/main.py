@@ -1,0 +1,173 @@
+"""`headrace <command>`: the arguments, and nothing else.
+
+A command's module is imported only when the command runs, so that `headrace router` never loads torch and `headrace chat`
+starts at once. Invariant: a person's mistake ends in one line on standard error, never in a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from random import SystemRandom
+
+from schemas.identity import is_process, process_id
+from schemas.state import Role
+from services.cli.failure import EXIT_FAILED, EXIT_USAGE, CommandError
+from services.clock import SystemClock
+from services.settings import Settings, SettingsError, load
+
+EXIT_INTERRUPTED = 130
+
+Command = Callable[[argparse.Namespace], int]
+
+SETTING_FLAGS = {
+    "model": "HEADRACE_MODEL",
+    "port": "HEADRACE_EDGE__PORT",
+    "engine": "HEADRACE_WORKER__ENGINE",
+}
+"""A flag is a setting that is spelled shorter: it becomes the variable, is checked as one, and child processes inherit it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that `argv` names; the exit code."""
+    arguments = parser().parse_args(argv)
+    try:
+        command: Command = arguments.run
+        return command(arguments)
+    except SettingsError as error:
+        return _fail(error, EXIT_USAGE)
+    except CommandError as error:
+        return _fail(error, EXIT_FAILED)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="headrace", description="Disaggregated LLM inference over NATS.")
+    commands = top.add_subparsers(metavar="command", required=True)
+
+    up = _command(commands, "up", "start everything on this machine", _up)
+    up.add_argument("--prefill", type=_count, metavar="N", help="prefill workers (1; 0 with --both)")
+    up.add_argument("--decode", type=_count, metavar="N", help="decode workers (1; 0 with --both)")
+    up.add_argument("--both", type=_count, default=0, metavar="N", help="workers that prefill and decode (0)")
+    up.add_argument("--model", help="a known model, or a folder in Hugging Face layout (HEADRACE_MODEL)")
+    up.add_argument("--port", help="the HTTP port, 0 for a free one (HEADRACE_EDGE__PORT)")
+    up.add_argument("--engine", help="torch or scripted (HEADRACE_WORKER__ENGINE)")
+    up.add_argument("--nats-port", type=_count, default=0, metavar="PORT", help="the NATS port (a free one)")
+    up.add_argument("--verbose", action="store_true", help="show everything the processes say, not only warnings")
+
+    chat = _command(commands, "chat", "talk to a running Headrace (HEADRACE_URL)", _chat)
+    chat.add_argument("prompt", nargs="*", help="one question; without it, a conversation")
+    chat.add_argument("--model", help="the model to ask (the first that the server lists)")
+    chat.add_argument("--max-tokens", type=int, metavar="N", help="end an answer after so many tokens")
+    chat.add_argument("--temperature", type=float, metavar="T")
+    chat.add_argument("--seed", type=int, metavar="N")
+
+    worker = _service(commands, "worker", "run one worker", _worker)
+    worker.add_argument("--role", type=Role, choices=list(Role), required=True)
+    _service(commands, "router", "run one router", _router)
+    _service(commands, "edge", "run one HTTP edge", _edge)
+
+    model = commands.add_parser("model", help="models on this machine").add_subparsers(metavar="action", required=True)
+    fetch = _command(model, "fetch", "download and convert a model unless it is here", _model_fetch)
+    fetch.add_argument("model", nargs="?", help="a known model (HEADRACE_MODEL)")
+    return top
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from services.cli.up.command import run
+
+    return run(arguments, _settings(arguments))
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    from services.cli.chat import run
+
+    return run(arguments)
+
+
+def _model_fetch(arguments: argparse.Namespace) -> int:
+    from services.cli.model import fetch
+
+    return fetch(_settings(arguments))
+
+
+def _worker(arguments: argparse.Namespace) -> int:
+    from services.cli.process import run
+    from services.cli.worker import serve
+
+    async def serve_role(settings: Settings, process: str, stop: asyncio.Event) -> None:
+        await serve(settings, process, arguments.role, stop)
+
+    return run(serve_role, _settings(arguments), _process(arguments))
+
+
+def _router(arguments: argparse.Namespace) -> int:
+    from services.cli.process import run
+    from services.router.service import serve
+
+    return run(serve, _settings(arguments), _process(arguments))
+
+
+def _edge(arguments: argparse.Namespace) -> int:
+    from services.cli.process import run
+    from services.edge.service import serve
+
+    return run(serve, _settings(arguments), _process(arguments))
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    """The settings of this process, its flags included. Raises `SettingsError`."""
+    for flag, variable in SETTING_FLAGS.items():
+        value = getattr(arguments, flag, None)
+        if value is not None:
+            os.environ[variable] = value
+    return load()
+
+
+def _process(arguments: argparse.Namespace) -> str:
+    """The id we were given by whoever watches us, or a new one. Raises `CommandError`."""
+    if arguments.id:
+        if not is_process(arguments.id):
+            raise CommandError(f"--id {arguments.id}: not a process id; leave it out and one is made")
+        return str(arguments.id)
+    try:
+        return process_id(arguments.name, SystemClock().wall(), SystemRandom())
+    except ValueError as error:
+        raise CommandError(f"--name: {error}") from None
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, run: Command
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=summary, description=summary)
+    command.set_defaults(run=run)
+    return command
+
+
+def _service(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, run: Command
+) -> argparse.ArgumentParser:
+    service = _command(commands, name, summary, run)
+    service.add_argument("--name", default=name, help=f"what this process is called ({name}); its id is name-<start>")
+    service.add_argument("--id", help=argparse.SUPPRESS)
+    return service
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+def _fail(error: Exception, code: int) -> int:
+    print(f"headrace: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""One service as one operating-system process: event loop, signals, logs, exit code.
+
+Knows nothing of what a service does. Invariant: the first SIGTERM or SIGINT asks it to drain, the second ends it at once.
+
+Exit codes: 0 it stopped because it was asked to, 1 it could not go on (one line says why), 2 its settings are wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+import uvloop
+
+from schemas.errors import HeadraceError
+from services.cli.failure import EXIT_FAILED, CommandError
+from services.models.errors import ModelError
+from services.settings import Settings
+from services.telemetry.logs import configure
+
+Serve = Callable[[Settings, str, asyncio.Event], Awaitable[None]]
+"""`serve(settings, process, stop)`: runs until `stop` is set, drains, closes, returns."""
+
+_EXPECTED = (HeadraceError, ModelError, CommandError, OSError)
+"""What a sentence explains better than a traceback."""
+_log = logging.getLogger("headrace.process")
+
+
+def run(serve: Serve, settings: Settings, process: str) -> int:
+    """Run `serve` to its end; the exit code."""
+    configure(settings.log_level, process)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_until_stopped(serve, settings, process))
+    except _EXPECTED as error:
+        _log.error(str(error) or type(error).__name__)
+        return EXIT_FAILED
+    except Exception:
+        _log.exception("ended by an error")
+        return EXIT_FAILED
+    return 0
+
+
+async def _until_stopped(serve: Serve, settings: Settings, process: str) -> None:
+    stop = asyncio.Event()
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        _log.info("stopping on %s", number.name)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    await serve(settings, process, stop)

@@ -1,0 +1,158 @@
+"""`headrace up`: checks, the model, then the supervisor.
+
+Everything that a person can get wrong is found before the first process starts, and said in one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from random import SystemRandom
+from types import FrameType
+
+from schemas.errors import BusUnavailable
+from schemas.identity import process_id
+from schemas.subjects import Subjects
+from services.bus.nats_bus import Credentials, connect
+from services.cli.failure import CommandError
+from services.cli.model import prepare
+from services.cli.up import nats
+from services.cli.up.credentials import load_or_create
+from services.cli.up.keeper import Program
+from services.cli.up.lock import only_one
+from services.cli.up.obituary import Obituaries
+from services.cli.up.output import LogFile, Output
+from services.cli.up.plan import NATS_STOP_S, Services, plan, worker_counts
+from services.cli.up.probe import http_status, nats_answers
+from services.cli.up.supervisor import Supervisor
+from services.clock import SystemClock
+from services.models.progress import Terminal
+from services.settings import EdgeSettings, Settings
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    """The exit code: 0 after a stop that was asked for. Raises `CommandError`."""
+    signal.signal(signal.SIGTERM, _interrupt)  # until the supervisor listens, also during a download
+    counts = worker_counts(arguments.prefill, arguments.decode, arguments.both)
+    settings = _with_port(settings)
+    with only_one(settings.home_dir, f"process {os.getpid()}, {_url(settings.edge)}"):
+        files = prepare(settings, Terminal(), weights=settings.worker.engine != "scripted")
+        server = nats.NatsPlan(
+            settings.home_dir / "nats", arguments.nats_port or nats.free_port(), nats.free_port(), settings.nats.prefix
+        )
+        if arguments.nats_port and not nats.port_is_free("127.0.0.1", arguments.nats_port):
+            raise CommandError(f"port {arguments.nats_port} is taken: leave --nats-port out and a free one is used")
+        passwords = load_or_create(server.folder)
+        config = nats.write_config(server, passwords)
+        program = Program("nats", (nats.binary(), "-c", str(config)), os.environ, NATS_STOP_S, identified=False)
+        services = plan(settings, counts, server.url, passwords, os.environ)
+        ready = f"Headrace is ready: {_url(settings.edge)} (model {files.name})\n{_curl(settings.edge, files.name)}"
+        asyncio.run(_supervise(settings, server, program, services, passwords, ready, verbose=arguments.verbose))
+    return 0
+
+
+async def _supervise(
+    settings: Settings,
+    server: nats.NatsPlan,
+    program: Program,
+    services: Services,
+    passwords: Mapping[str, str],
+    ready: str,
+    *,
+    verbose: bool,
+) -> None:
+    outputs: list[Output] = []
+
+    def output(name: str) -> Output:
+        outputs.append(Output(name, LogFile(settings.home_dir / "logs" / f"{name}.log"), _say, verbose=verbose))
+        return outputs[-1]
+
+    @asynccontextmanager
+    async def deaths() -> AsyncIterator[Obituaries]:
+        me, login = _new_id("supervisor"), Credentials("supervisor", passwords["supervisor"])
+        try:
+            bus = await connect(server.url, me, "supervisor", credentials=login)
+        except BusUnavailable as error:
+            raise CommandError(str(error)) from None
+        try:
+            yield Obituaries(bus, Subjects(settings.nats.prefix))
+        finally:
+            await bus.close()
+
+    async def nats_up() -> bool:
+        return await nats_answers("127.0.0.1", server.port)
+
+    async def edge_ready() -> bool:
+        return (await http_status(_reachable(settings.edge), settings.edge.port, "/ready"))[0] == 200
+
+    supervisor = Supervisor(
+        program,
+        ([services.edge], services.workers, [services.router]),
+        output=output,
+        deaths=deaths,
+        nats_up=nats_up,
+        ready=edge_ready,
+        clock=SystemClock(),
+        say=_say,
+        new_id=_new_id,
+    )
+
+    def on_signal() -> None:
+        _say("Stopping when the open answers are through; Ctrl-C again stops at once.")
+        supervisor.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    try:
+        await supervisor.run(lambda: print(ready, flush=True))
+    finally:
+        for one in outputs:
+            one.close()
+
+
+def _with_port(settings: Settings) -> Settings:
+    """`settings` with an HTTP port that is free now. Raises `CommandError`."""
+    edge = settings.edge
+    if edge.port == 0:
+        return settings.model_copy(update={"edge": edge.model_copy(update={"port": nats.free_port()})})
+    if not nats.port_is_free(edge.host, edge.port):
+        raise CommandError(f"port {edge.port} of {edge.host} is taken: stop what listens there, or choose another with PORT=…")
+    return settings
+
+
+def _curl(edge: EdgeSettings, model: str) -> str:
+    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "What is Kubernetes?"}]}
+    return (
+        f"  curl -N {_url(edge)}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(json.dumps(body, separators=(',', ':')))}"
+    )
+
+
+def _url(edge: EdgeSettings) -> str:
+    host = _reachable(edge)
+    return f"http://[{host}]:{edge.port}" if ":" in host else f"http://{host}:{edge.port}"
+
+
+def _reachable(edge: EdgeSettings) -> str:
+    """An address of this machine on which the edge answers."""
+    return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(edge.host, edge.host)
+
+
+def _new_id(name: str) -> str:
+    return process_id(name, SystemClock().wall(), SystemRandom())
+
+
+def _say(line: str) -> None:
+    with suppress(OSError):  # the terminal may be gone while we still have to stop everything
+        print(line, file=sys.stderr, flush=True)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

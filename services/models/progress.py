@@ -48,7 +48,10 @@ class Terminal:
 
     @contextmanager
     def bar(self, label: str, total: int) -> Iterator[Advance]:
+        if not self.interactive:
+            yield lambda count: None
+            return
         from tqdm import tqdm  # only where bars are shown: worker images do not carry it
 
-        with tqdm(total=total, desc=label, unit="B", unit_scale=True, file=self._stream, disable=not self.interactive) as bar:
+        with tqdm(total=total, desc=label, unit="B", unit_scale=True, file=self._stream) as bar:
             yield lambda count: bar.update(count) and None

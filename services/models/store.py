@@ -6,6 +6,7 @@ Invariant: `open` never downloads, and what `ensure` leaves under a model's name
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.clock import Clock, SystemClock
-from services.models.catalog import CATALOG, KnownModel
+from services.models.catalog import CATALOG, Download, KnownModel
 from services.models.errors import ModelError
 from services.models.lock import exclusive
 from services.models.manifest import MANIFEST, Manifest, read_manifest, summarise, write_manifest
@@ -46,12 +47,20 @@ class ModelFiles:
 
 
 class ModelStore:
-    """Models under `home`, and folders of the user's own."""
+    """Models under `home`, and folders of the user's own. `download` replaces pip (offline mirrors, tests)."""
 
-    def __init__(self, home: Path, *, catalog: Mapping[str, KnownModel] = CATALOG, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        catalog: Mapping[str, KnownModel] = CATALOG,
+        clock: Clock | None = None,
+        download: Download | None = None,
+    ) -> None:
         self._home = home
         self._catalog = catalog
         self._clock = clock or SystemClock()
+        self._download = download
 
     def path(self, name: str) -> Path:
         """Where model `name` lies or will lie: a name is looked up under `home`, anything with a slash is a folder."""
@@ -117,7 +126,7 @@ class ModelStore:
             shutil.rmtree(leftover, ignore_errors=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{known.name}.", suffix=".tmp", dir=folder.parent))
         try:
-            made = fetch(known, scratch, progress)
+            made = fetch(known, scratch, progress, self._download)
             if folder.exists():
                 folder.rename(scratch / "replaced")
             made.rename(folder)
@@ -137,8 +146,8 @@ class ModelStore:
         manifest = summarise(config, files)
         if own is not None and own.converter and files and own.weights != manifest.weights:
             raise ModelError(f"the model in {folder} is damaged: delete that folder and start again")
-        if files:
-            self._make_folder(cache.parent)
+        with contextlib.suppress(OSError):  # only a cache: on a read-only disk the sums are taken again next time
+            cache.parent.mkdir(parents=True, exist_ok=True)
             write_manifest(manifest, cache)
         return manifest
 
@@ -177,7 +186,7 @@ def _shards(index: Path) -> list[str]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} is not a safetensors index: {error}") from None
     for name in names:
-        if not name.endswith(".safetensors") or Path(name).name != name:
+        if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name:
             raise ModelError(f"{index} names {name!r}; only safetensors files in the same folder are loaded")
     return names
 

@@ -9,7 +9,8 @@ character of each spelled token is replaced, before rendering, by a private char
 uses. Whatever the template does with the text (trim, split, repeat), a control token found in the result is the template's
 own. The text between control tokens is then restored and encoded literally, piece by piece. Tokenizers that treat the first
 piece of a text differently (SentencePiece's leading space) may split white space after a control token differently then.
-Out of reach: a template that glues its own characters to a client's such that the two together spell a control token.
+Control tokens are those that tokenizer.json calls special. Out of reach: a template that glues its own characters to a client's
+such that the two together spell one, and tokenizers that recognise special tokens only after normalising the text.
 """
 
 from __future__ import annotations

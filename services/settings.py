@@ -56,10 +56,11 @@ class EdgeSettings(_Section):
 
 
 class RouterSettings(_Section):
-    """`answer_within_s`: a submit is given up after this."""
+    """`answer_within_s`: a submit is given up after this. `drain_timeout_s`: for the placements in flight at the end."""
 
     answer_within_s: float = Field(0.25, gt=0)
     queue_poll_s: float = Field(0.1, gt=0)
+    drain_timeout_s: float = Field(2.0, gt=0)
 
 
 class ScriptedSettings(_Section):

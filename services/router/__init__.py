@@ -1,0 +1,1 @@
+"""The router: where and when a job runs. Holds nothing that the bus does not tell it again within a second."""

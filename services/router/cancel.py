@@ -1,0 +1,61 @@
+"""Cancels of jobs that nobody owns yet: remember, take out of the queue, answer.
+
+A job that this router placed a moment ago needs nothing here: the edge cancels at its owner. Invariants: the job is remembered
+before anything is awaited, so that no placement begins after the cancel was heard; every cancel is answered, JetStream or not.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from schemas.control import CancelAck, CancelJob
+from schemas.errors import BusUnavailable
+from schemas.subjects import Subjects
+from services.bus.interface import Bus, Msg
+from services.bus.typed import answer
+from services.bus.work_queue import WorkQueue
+from services.router.cancelled import CancelledJobs
+from services.router.tasks import Tasks
+from services.router.waiting import Waiting
+from services.telemetry.logs import fields
+
+_log = logging.getLogger(__name__)
+
+
+class Cancels:
+    """Hears `hr.cancel`, as every router does."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, queue: WorkQueue, cancelled: CancelledJobs, waiting: Waiting) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._queue = queue
+        self._cancelled = cancelled
+        self._waiting = waiting
+        self._purging: set[str] = set()
+        self._tasks = Tasks()
+
+    def on_cancel(self, cancel: CancelJob, msg: Msg) -> None:
+        self._cancelled.add(cancel)
+        if cancel.job in self._purging:
+            self._answer(cancel, msg, purged=False)  # repeated while the queue is slow
+        else:
+            self._purging.add(cancel.job)
+            self._tasks.spawn(self._purge(cancel, msg), f"cancel {cancel.job}")
+
+    async def finish(self, timeout: float) -> None:
+        await self._tasks.finish(timeout)
+
+    async def _purge(self, cancel: CancelJob, msg: Msg) -> None:
+        subject = self._subjects.job(cancel.model, cancel.tier, cancel.lane, cancel.job)
+        purged = False
+        try:
+            purged = await self._queue.purge(subject)
+            self._waiting.left(subject)
+        except BusUnavailable as error:  # remembered all the same; its TTL takes it out of the queue
+            _log.warning("a cancelled job may still be in the queue", extra=fields(job=cancel.job, error=error))
+        finally:
+            self._purging.discard(cancel.job)
+        self._answer(cancel, msg, purged=purged)
+
+    def _answer(self, cancel: CancelJob, msg: Msg, *, purged: bool) -> None:
+        answer(self._bus, msg, CancelAck(router=self._bus.process, job=cancel.job, purged=purged))

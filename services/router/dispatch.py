@@ -1,0 +1,156 @@
+"""One placement of one job: choose, reserve on decode, submit to prefill, and the next best when a worker does not take it.
+
+Owns the reservation until prefill accepts; after that prefill renews and releases it. Must not know how a job came (request or
+queue) or what happens when nobody takes it. Invariants: an answer within the budget; no reservation is kept for work that
+this router gave up. A submit whose answer was lost may run all the same: the edge cancels runs that it did not adopt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import msgspec
+
+from schemas.errors import BusError, Disconnected, HeadraceError, MessageTooLarge, NoResponders, Unavailable, UnreadableMessage
+from schemas.identity import run_id
+from schemas.job import Job
+from schemas.placement import (
+    Accept,
+    Accepted,
+    Lease,
+    LeaseAnswer,
+    LeaseItem,
+    LeaseVerb,
+    Placement,
+    Queue,
+    Refused,
+    SubmitAnswer,
+    WorkerAnswer,
+)
+from schemas.subjects import Subjects
+from services.bus.interface import Bus
+from services.bus.typed import ask, send
+from services.router.cancelled import CancelledJobs
+from services.router.placement import Impossible, Local, NoCredit, Pair, Request, place
+from services.router.view import Charge, View
+
+ASK_S = 0.1
+"""One worker's share of the budget: a silent one leaves time for the next best."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NotTaken:
+    """`worker` refused, or did not answer."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatcher:
+    """Places jobs on the workers of `view`. Any number of placements run at once."""
+
+    bus: Bus
+    subjects: Subjects
+    view: View
+    cancelled: CancelledJobs
+    random: Random
+
+    async def place(self, job: Job, within: float) -> SubmitAnswer:
+        """Accepted, Queue (nobody takes it now) or Refused (nobody ever will), within so many seconds."""
+        by = asyncio.get_running_loop().time() + within
+        request, without = Request.of(job), frozenset[str]()
+        while _left(by) > 0:
+            if job in self.cancelled:
+                return Refused(code=Unavailable.code or "", reason="cancelled")
+            decision = place(self.view.workers(job.model), request, self.random, without)
+            match decision:
+                case NoCredit(reason=reason):
+                    return Queue(router=self.bus.process, reason=reason)
+                case Impossible(error=error):
+                    return refusal(error)
+            try:
+                outcome = await self._try(job, decision, by)
+            except MessageTooLarge as error:
+                return refusal(error)
+            if isinstance(outcome, Accepted):
+                return outcome
+            without |= {outcome.worker}
+        return Queue(router=self.bus.process, reason="no_answer")
+
+    async def _try(self, job: Job, decision: Pair | Local, by: float) -> Accepted | _NotTaken:
+        # A run of its own for each try: the one whose answer was lost may be running.
+        run = run_id(self.random)
+        if isinstance(decision, Pair):
+            return await self._on_pair(run, job, decision, by)
+        charge = self.view.charge(decision.decode, prefill_tokens=job.prompt_tokens, slots=1, blocks=decision.blocks)
+        if await self._submit(self.subjects.decode_submit(decision.decode), Placement(run=run, job=job), charge, by):
+            return Accepted(run=run, prefill="", decode=decision.decode, router=self.bus.process)
+        return _NotTaken(decision.decode)
+
+    async def _on_pair(self, run: int, job: Job, pair: Pair, by: float) -> Accepted | _NotTaken:
+        if not await self._reserve(run, pair, by):
+            return _NotTaken(pair.decode)
+        taken = False
+        try:
+            if job not in self.cancelled:
+                charge = self.view.charge(pair.prefill, prefill_tokens=job.prompt_tokens)
+                placement = Placement(run=run, job=job, decode=pair.decode)
+                taken = await self._submit(self.subjects.prefill_submit(pair.prefill), placement, charge, by)
+        finally:
+            if not taken:
+                self._release(run, pair.decode)
+        if taken:
+            return Accepted(run=run, prefill=pair.prefill, decode=pair.decode, router=self.bus.process)
+        return _NotTaken(pair.prefill)
+
+    async def _reserve(self, run: int, pair: Pair, by: float) -> bool:
+        lease = Lease(process=self.bus.process, items=(LeaseItem(run=run, verb=LeaseVerb.RESERVE, blocks=pair.blocks),))
+        charge = self.view.charge(pair.decode, slots=1, blocks=pair.blocks)
+        answer: LeaseAnswer | None = await self._ask(self.subjects.decode_lease(pair.decode), lease, LeaseAnswer, charge, by)
+        if answer is None:
+            self._release(run, pair.decode)  # the answer may have been lost, not the request
+            return False
+        return any(result.run == run and result.ok for result in answer.results)
+
+    async def _submit(self, subject: str, placement: Placement, charge: Charge, by: float) -> bool:
+        answer = await self._ask(subject, placement, WorkerAnswer, charge, by)
+        return isinstance(answer, Accept) and answer.run == placement.run
+
+    async def _ask(self, subject: str, message: msgspec.Struct, kind: Any, charge: Charge, by: float) -> Any:
+        """The answer, its credits learnt; None when there is none in time. Raises `MessageTooLarge`."""
+        answer, heard = None, True
+        try:
+            answer = await ask(self.bus, subject, message, kind, timeout=max(0.0, min(ASK_S, _left(by))))
+        except (NoResponders, Disconnected, MessageTooLarge) as error:
+            heard = False
+            if isinstance(error, MessageTooLarge):
+                raise
+        except (BusError, UnreadableMessage):
+            return None
+        finally:
+            if answer is not None:
+                self.view.settle(charge, answer.credits)
+            elif heard:
+                self.view.lose(charge)
+            else:
+                self.view.undo(charge)
+        return answer
+
+    def _release(self, run: int, decode: str) -> None:
+        lease = Lease(process=self.bus.process, items=(LeaseItem(run=run, verb=LeaseVerb.RELEASE),))
+        try:
+            send(self.bus, self.subjects.decode_lease(decode), lease)
+        except BusError:
+            return  # the lease runs out by itself
+
+
+def refusal(error: HeadraceError) -> Refused:
+    """`error` as the edge hears it."""
+    return Refused(code=error.code or "internal_error", reason=error.message, retry_after=error.retry_after)
+
+
+def _left(by: float) -> float:
+    return by - asyncio.get_running_loop().time()

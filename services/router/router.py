@@ -1,0 +1,120 @@
+"""One router, composed: who hears what, what runs beside it, and the order in which it begins and ends.
+
+Owns the subscriptions and the background tasks; each part owns its own rules. Invariant: it is in the queue group only while
+it sees the workers: it joins after it listened for a while, and leaves before anything else ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import TypeVar
+
+from schemas.control import CancelJob
+from schemas.job import Job
+from schemas.state import Cause, Death, EdgeBeat, QueueReport, WorkerState
+from schemas.subjects import Subjects
+from services.bus.interface import Bus, Msg, Subscription
+from services.bus.typed import Refusals, listen
+from services.bus.work_queue import WorkQueue
+from services.clock import Clock
+from services.router.cancel import Cancels
+from services.router.cancelled import CancelledJobs
+from services.router.deaths import announce
+from services.router.dispatch import Dispatcher
+from services.router.drain_rate import DrainRate
+from services.router.pulled import Pulled
+from services.router.queue import QueuePath
+from services.router.report import Reporter
+from services.router.status import Status, status
+from services.router.submit import Submits
+from services.router.tasks import Tasks
+from services.router.view import View
+from services.router.waiting import Waiting
+from services.settings import Settings
+from services.worker.edges import EdgeWatch
+
+GROUP = "routers"
+UPKEEP_S = 1.0
+M = TypeVar("M")
+
+
+class Router:
+    """`listen`, then `join`, then `drain`."""
+
+    def __init__(self, bus: Bus, queue: WorkQueue, settings: Settings, clock: Clock, random: Random, refusals: Refusals) -> None:
+        subjects = Subjects(settings.nats.prefix)
+        within = settings.router.answer_within_s
+        self._bus = bus
+        self._subjects = subjects
+        self._refusals = refusals
+        self._drain_s = settings.router.drain_timeout_s
+        self.view = View(clock, bus)
+        self.waiting = Waiting(bus.process, subjects, clock)
+        self.edges = EdgeWatch(bus, clock)
+        self.drained = DrainRate(clock)
+        cancelled = CancelledJobs(clock)
+        dispatcher = Dispatcher(bus, subjects, self.view, cancelled, random)
+        pulled = Pulled(dispatcher, cancelled, self.edges, self.waiting, self.drained, refusals, within)
+        self.queue_path = QueuePath(queue, subjects, self.view, self.waiting, pulled, clock, random, settings.router.queue_poll_s)
+        self.submits = Submits(bus, self.view, self.waiting, dispatcher, random, within, self.queue_path.wake)
+        self.cancels = Cancels(bus, subjects, queue, cancelled, self.waiting)
+        self.reporter = Reporter(bus, subjects, self.view, self.waiting, self.drained, clock, settings.model)
+        self._tasks = Tasks()
+        self._group: list[Subscription] = []
+
+    async def listen(self) -> None:
+        """Hear workers, edges, other routers and cancels; count the queue, report. Raises `Disconnected`."""
+        subjects = self._subjects
+        await self._hear(subjects.worker_state_any(), WorkerState, self._on_worker)
+        await self._hear(subjects.edge_state_any(), EdgeBeat, lambda beat, _: self.edges.beat(beat))
+        await self._hear(subjects.dead_any(), Death, self._on_death)
+        await self._hear(subjects.queue_any(), QueueReport, lambda report, _: self.waiting.heard(report))
+        await self._hear(subjects.cancel(), CancelJob, self.cancels.on_cancel)
+        self._tasks.spawn(self.queue_path.poll(), "count the queue")
+        self._tasks.spawn(self.reporter.run(), "report")
+        self._tasks.spawn(self._upkeep(), "upkeep")
+
+    async def join(self) -> None:
+        """Take submits. Raises `Disconnected`."""
+        on_submit = self.submits.on_submit
+        by_name = self._subjects.router_submit(self._bus.process)
+        self._group = [
+            await listen(self._bus, self._subjects.submit_any(), Job, on_submit, queue=GROUP, refusals=self._refusals),
+            await listen(self._bus, by_name, Job, on_submit, refusals=self._refusals),
+        ]
+
+    async def drain(self) -> None:
+        """Leave the queue group, let what is in hand end, stop. The bus stays open: it is its owner's."""
+        group, self._group = self._group, []
+        await asyncio.gather(*(subscription.drain(self._drain_s) for subscription in group))
+        await asyncio.gather(*(part.finish(self._drain_s) for part in (self.submits, self.queue_path, self.cancels)))
+        await self._tasks.cancel()
+
+    def status(self) -> Status:
+        """What an operator asks for."""
+        return status(self._bus.process, self.view, self.waiting, self.drained)
+
+    async def _hear(self, subject: str, kind: type[M], handler: Callable[[M, Msg], None]) -> None:
+        await listen(self._bus, subject, kind, handler, refusals=self._refusals)
+
+    def _on_worker(self, state: WorkerState, _: Msg) -> None:
+        new = state.model not in self.view.models()
+        for process in self.view.observe(state):
+            self._tasks.spawn(announce(self._bus, self._subjects, process, Cause.REPLACED), f"death of {process}")
+        if new:
+            self.reporter.say(state.model)
+        self.queue_path.wake(state.model)
+
+    def _on_death(self, death: Death, _: Msg) -> None:
+        self.view.died(death.process, death.cause)
+        if death.cause is not Cause.DISCONNECTED:
+            self.edges.died(death.process)
+
+    async def _upkeep(self) -> None:
+        while True:
+            await asyncio.sleep(UPKEEP_S)
+            self.view.forget_old()
+            self.waiting.forget_old()
+            self.edges.sweep()

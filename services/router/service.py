@@ -1,0 +1,57 @@
+"""The life of a router process: connect, listen, join the queue group, serve until told to stop, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from random import SystemRandom
+
+from schemas.subjects import Subjects
+from services.bus.interface import Msg
+from services.bus.jetstream import JetStream
+from services.bus.jetstream_queue import JetStreamWorkQueue
+from services.bus.micro import Service
+from services.bus.nats_bus import Credentials, NatsBus, connect
+from services.bus.typed import Refusals
+from services.clock import SystemClock
+from services.router.router import Router
+from services.router.status import Status
+from services.settings import Settings
+
+WARM_UP_S = 0.5
+"""Two beats of every worker: before that, a job would be refused for workers that are only not heard yet."""
+_log = logging.getLogger(__name__)
+
+
+async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
+    """Route until `stop` is set. Raises `BusUnavailable` when NATS cannot be reached at the start."""
+    nats = settings.nats
+    credentials = Credentials(nats.user, nats.password) if nats.user else None
+    clock, random = SystemClock(), SystemRandom()
+    bus = await connect(nats.url, process, "router", credentials=credentials, timeout=nats.connect_timeout_s)
+    try:
+        queue = JetStreamWorkQueue(JetStream(bus), Subjects(nats.prefix))
+        router = Router(bus, queue, settings, clock, random, Refusals(clock=clock))
+        admin = _admin(bus, router, settings)
+        await router.listen()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WARM_UP_S):
+                await stop.wait()
+        await router.join()
+        await admin.start()
+        _log.info("routing")
+        await stop.wait()
+        await router.drain()
+        await admin.drain(settings.router.drain_timeout_s)
+    finally:
+        await bus.drain(settings.router.drain_timeout_s)
+
+
+def _admin(bus: NatsBus, router: Router, settings: Settings) -> Service:
+    async def status(_: Msg) -> Status:
+        return router.status()
+
+    service = Service(bus, "headrace-router", "0.1.0", "Headrace router: where and when a job runs", {"model": settings.model})
+    service.endpoint("status", Subjects(settings.nats.prefix).admin("router", bus.process, "status"), status)
+    return service

@@ -1,0 +1,36 @@
+"""What a router tells an operator: what it sees of each model, as JSON (`hr.admin.router.<id>.status`)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.router.drain_rate import DrainRate
+from services.router.placement import Worker
+from services.router.view import View
+from services.router.waiting import Waiting
+
+
+class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """`workers`: live ones, with this router's estimate of their credit. `drain_rate`: jobs/s."""
+
+    workers: list[Worker]
+    waiting: dict[str, int]
+    drain_rate: float
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    router: str
+    models: dict[str, ModelStatus]
+
+
+def status(router: str, view: View, waiting: Waiting, drained: DrainRate) -> Status:
+    """The state of every model with a live worker."""
+    models = {
+        model: ModelStatus(
+            workers=sorted(view.workers(model), key=lambda worker: worker.process),
+            waiting=waiting.by_tier(model),
+            drain_rate=drained.of(model),
+        )
+        for model in sorted(view.models())
+    }
+    return Status(router=router, models=models)

@@ -88,7 +88,7 @@ class StepEngine:
         sequence.cancelled = True
         if run not in self._in_step:
             self._end(run, State.CANCELLED)
-            self._wake.set()
+            asyncio.get_running_loop().call_soon(self._report, StepReport())  # not after the step in progress
 
     def stats(self) -> EngineStats:
         waiting = [s for s in self._sequences.values() if s.computed == 0 and s.run not in self._in_step]

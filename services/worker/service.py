@@ -10,14 +10,12 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from schemas.codec import encode_json
-from schemas.control import Control
 from schemas.errors import BusError
-from schemas.lifecycle import State
-from schemas.state import Death, EdgeBeat
 from services.bus.kv_registry import Registry
 from services.bus.micro import Service
-from services.bus.typed import Refusals, listen
+from services.bus.typed import Refusals
 from services.worker.digests import send_digests
+from services.worker.draining import drain
 from services.worker.worker import Worker
 
 _log = logging.getLogger(__name__)
@@ -36,15 +34,12 @@ async def run(
     drain_s: float,
 ) -> None:
     """Serve `phases` until `stop`, then drain for at most `drain_s` seconds."""
-    subjects, process = worker.subjects, worker.bus.process
     worker.engine.start(worker.on_step)
-    await listen(worker.bus, subjects.control(process), Control, worker.on_control, refusals=refusals)
-    await listen(worker.bus, subjects.edge_state_any(), EdgeBeat, worker.on_edge_beat, refusals=refusals)
-    await listen(worker.bus, subjects.dead_any(), Death, worker.on_death, refusals=refusals)
+    await worker.listen(refusals)
     for start in phases:
         await start(refusals)
     worker.spawn(worker.sweep(), "sweep")
-    worker.spawn(send_digests(worker.bus, subjects, worker.runs), "digests")
+    worker.spawn(send_digests(worker.bus, worker.subjects, worker.runs), "digests")
     worker.spawn(_register(worker, registry), "register")
     worker.spawn(worker.beats.run(), "beats")
     await _serve_admin(worker, service)
@@ -52,18 +47,6 @@ async def run(
     await drain(worker, drain_s)
     await service.drain(1.0)
     await worker.close()
-
-
-async def drain(worker: Worker, timeout: float) -> None:
-    """No new work; running work finishes, or ends as RETRY so that the edge goes on elsewhere."""
-    worker.beats.draining = True
-    worker.beats.say()
-    if await worker.idle(timeout):
-        return
-    _log.warning("%d runs did not finish in %.0f s; their edges try again elsewhere", len(worker.runs), timeout)
-    for unfinished in worker.runs:
-        worker.drop(unfinished, State.RETRY, "draining")
-    await worker.idle(1.0)
 
 
 async def _register(worker: Worker, registry: Registry) -> None:

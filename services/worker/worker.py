@@ -20,7 +20,7 @@ from schemas.reply import OWNED, Event, Frame
 from schemas.state import Cause, Death, EdgeBeat, Role
 from schemas.subjects import Subjects
 from services.bus.interface import Bus, Msg
-from services.bus.typed import send
+from services.bus.typed import Refusals, listen, send
 from services.clock import Clock
 from services.engine.protocol import Engine, StepReport, TokenOutput
 from services.telemetry.metrics import Metrics
@@ -174,6 +174,13 @@ class Worker:
             self.metrics.engine_step_time.record(report.seconds)
 
     # what others say
+
+    async def listen(self, refusals: Refusals) -> None:
+        """Hear edges and deaths."""
+        bus, subjects = self.bus, self.subjects
+        await listen(bus, subjects.control(bus.process), Control, self.on_control, refusals=refusals)
+        await listen(bus, subjects.edge_state_any(), EdgeBeat, self.on_edge_beat, refusals=refusals)
+        await listen(bus, subjects.dead_any(), Death, self.on_death, refusals=refusals)
 
     def on_control(self, control: Control, _: Msg) -> None:
         run = self.runs.get(control.run)

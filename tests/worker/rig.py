@@ -1,0 +1,223 @@
+"""A prefill and a decode worker with scripted engines on the in-memory bus; the test plays router and edge."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+
+from schemas.codec import decode
+from schemas.control import Control, Position, Verb
+from schemas.identity import job_id, process_id, run_id
+from schemas.job import Deadlines, Job, Sampling, Tier, pack_ids
+from schemas.lifecycle import State
+from schemas.placement import Lease, LeaseAnswer, LeaseItem, LeaseVerb, Placement, WorkerAnswer
+from schemas.reply import Digest, Event, Frame, Reply
+from schemas.state import Capabilities, EdgeBeat, Role
+from schemas.subjects import Subjects
+from services.bus.interface import Msg
+from services.bus.memory import MemoryBroker, MemoryBus
+from services.bus.typed import Refusals, ask, send
+from services.clock import SystemClock
+from services.decode.decode import Decode
+from services.engine.core import StepEngine
+from services.engine.protocol import EngineInfo
+from services.engine.scheduler import ChunkedScheduler
+from services.engine.scripted import Script, ScriptedRunner, Timing
+from services.kv.pool import BlockPool
+from services.kv.transfer.interface import TransferLimits
+from services.kv.transfer.memory import MemoryTransferClient, MemoryTransferServer
+from services.prefill.prefill import Prefill
+from services.telemetry.metrics import Metrics
+from services.worker.digests import send_digests
+from services.worker.worker import Worker
+
+BLOCK_TOKENS = 4
+BLOCKS = 64
+EOS = 0
+_random = Random(7)
+
+
+def engine(timing: Timing, scripts: tuple[Script, ...], blocks: int = BLOCKS) -> StepEngine:
+    memory = memoryview(bytearray(blocks * 64))
+    pool = BlockPool(blocks, block_bytes=64, memory=memory)
+    runner = ScriptedRunner(
+        pool, block_tokens=BLOCK_TOKENS, vocab=range(10, 300), eos_id=EOS, scripts=scripts, timing=timing
+    )
+    info = EngineInfo(
+        name="scripted",
+        version="1",
+        model="m",
+        weights="w",
+        kv_compat="k",
+        capabilities=Capabilities(seed=True, exact_resume=True),
+        context_length=512,
+        vocab_size=300,
+        block_tokens=BLOCK_TOKENS,
+        eos_ids=frozenset({EOS}),
+        step_tokens=64,
+        max_batch=8,
+    )
+    return StepEngine(info, pool, runner, ChunkedScheduler(max_batch=8, max_tokens=64), SystemClock())
+
+
+async def until(condition: Callable[[], object], timeout: float = 5.0) -> None:
+    """Wait for a condition, with a deadline."""
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+@dataclass
+class EdgeDouble:
+    """Collects what workers say."""
+
+    bus: MemoryBus
+    frames: list[Frame] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    digests: list[Digest] = field(default_factory=list)
+    controls: dict[int, str] = field(default_factory=dict)
+
+    def on_reply(self, msg: Msg) -> None:
+        reply = decode(msg.data, Reply)  # type: ignore[arg-type]
+        if isinstance(reply, Digest):
+            self.digests.append(reply)
+            return
+        for record in (*reply.frames, *reply.events):
+            self.controls[record.run] = msg.reply
+        self.frames.extend(reply.frames)
+        self.events.extend(reply.events)
+
+    def states(self, run: int) -> list[tuple[int, State]]:
+        return [(event.hop, event.state) for event in self.events if event.run == run]
+
+    def reason(self, run: int) -> str:
+        return next(event.reason for event in self.events if event.run == run and event.state.terminal)
+
+    def ended(self, run: int) -> State | None:
+        return next((event.state for event in self.events if event.run == run and event.state.terminal), None)
+
+    def tokens(self, run: int) -> list[int]:
+        """Tokens by index; what two hops both sent must agree."""
+        by_index: dict[int, int] = {}
+        for frame in self.frames:
+            if frame.run == run:
+                for offset, token in enumerate(frame.tokens):
+                    assert by_index.setdefault(frame.index + offset, token) == token
+        assert sorted(by_index) == list(range(len(by_index)))
+        return [by_index[index] for index in sorted(by_index)]
+
+    def control(self, run: int, verb: Verb = Verb.CANCEL, *, to: str, positions: tuple[Position, ...] = ()) -> None:
+        job = next((frame.job for frame in (*self.frames, *self.events) if frame.run == run), "0" * 32)
+        send(self.bus, to, Control(run=run, job=job, verb=verb, positions=positions))
+
+
+@dataclass
+class Rig:
+    edge: EdgeDouble
+    router: MemoryBus
+    prefill: Worker
+    decode: Worker
+    broker: MemoryBroker
+    subjects: Subjects = field(default_factory=Subjects)
+
+    def job(self, prompt: list[int] | None = None, *, max_tokens: int = 8, seed: int = 1, total_s: float = 30.0) -> Job:
+        return Job(
+            job=job_id(_random),
+            attempt=1,
+            model="m",
+            prompt=pack_ids(prompt or list(range(20, 30))),
+            sampling=Sampling(seed=seed, max_tokens=max_tokens),
+            deadlines=Deadlines(stamp=time.time(), total=total_s),
+            reply_to=self.subjects.reply(self.edge.bus.process),
+            edge=self.edge.bus.process,
+            tier=Tier.PAID,
+        )
+
+    async def reserve(self, run: int, blocks: int) -> LeaseAnswer:
+        lease = Lease(process="r1", items=(LeaseItem(run=run, verb=LeaseVerb.RESERVE, blocks=blocks),))
+        return await ask(self.router, self.subjects.decode_lease(self.decode.bus.process), lease, LeaseAnswer, timeout=1.0)
+
+    async def submit(self, job: Job, *, reserve: bool = True, run: int = 0) -> tuple[int, object]:
+        """What a router does: reserve on decode, submit to prefill."""
+        run = run or run_id(_random)
+        if reserve:
+            answer = await self.reserve(run, -(-job.prompt_tokens // BLOCK_TOKENS) + 1)
+            assert answer.results[0].ok, answer.results[0].reason
+        placement = Placement(run=run, job=job, decode=self.decode.bus.process)
+        subject = self.subjects.prefill_submit(self.prefill.bus.process)
+        return run, await ask(self.router, subject, placement, WorkerAnswer, timeout=1.0)
+
+    async def submit_locally(self, job: Job) -> tuple[int, object]:
+        run = run_id(_random)
+        subject = self.subjects.decode_submit(self.decode.bus.process)
+        return run, await ask(self.router, subject, Placement(run=run, job=job), WorkerAnswer, timeout=1.0)
+
+    def clean(self) -> bool:
+        """Both pools are at their baseline and no run is left."""
+        for worker in (self.prefill, self.decode):
+            worker.engine.pool.check_integrity()
+        workers = (self.prefill, self.decode)
+        return all(w.engine.pool.free == w.engine.pool.total and len(w.runs) == 0 for w in workers)
+
+    def control_of(self, worker: Worker) -> str:
+        return self.subjects.control(worker.bus.process)
+
+
+@asynccontextmanager
+async def rig(
+    *,
+    prefill: Timing | None = None,
+    decode: Timing | None = None,
+    scripts: tuple[Script, ...] = (),
+    decode_blocks: int = BLOCKS,
+    limits: TransferLimits | None = None,
+    pull_block_s: float = 0.0,
+    edge_beats: bool = True,
+) -> AsyncIterator[Rig]:
+    """`Timing` delays make a stage long enough to do something in it."""
+    broker, clock, subjects, network = MemoryBroker(), SystemClock(), Subjects(), {}
+    limits = limits or TransferLimits()
+    buses = {name: MemoryBus(broker, process_id(name, time.time(), _random)) for name in ("e1", "r1", "p1", "d1")}
+    edge = EdgeDouble(buses["e1"])
+    await buses["e1"].subscribe(subjects.reply(buses["e1"].process), edge.on_reply)
+    engines = {"p1": engine(prefill or Timing(), scripts), "d1": engine(decode or Timing(), scripts, decode_blocks)}
+    roles = {"p1": Role.PREFILL, "d1": Role.DECODE}
+    workers = {n: Worker(buses[n], subjects, engines[n], roles[n], clock, Metrics.null()) for n in engines}
+    servers = []
+
+    def serve(on_done):  # type: ignore[no-untyped-def]
+        server = MemoryTransferServer(engines["p1"].pool, network, "p1", clock=clock, on_done=on_done, limits=limits)
+        servers.append(server)
+        return server
+
+    prefill_phase = Prefill(workers["p1"], engines["p1"], serve)
+    decode_phase = Decode(workers["d1"], engines["d1"], MemoryTransferClient(network, limits=limits, block_s=pull_block_s))
+    await servers[0].start()
+    refusals = Refusals()
+    for worker in workers.values():
+        worker.engine.start(worker.on_step)
+        await worker.listen(refusals)
+        worker.spawn(worker.sweep(), "sweep")
+        worker.spawn(send_digests(worker.bus, subjects, worker.runs), "digests")
+    await prefill_phase.start(refusals)
+    await decode_phase.start(refusals)
+    beating = asyncio.create_task(_beat(edge.bus, subjects)) if edge_beats else None
+    try:
+        yield Rig(edge, buses["r1"], workers["p1"], workers["d1"], broker)
+    finally:
+        if beating is not None:
+            beating.cancel()
+        for worker in workers.values():
+            await worker.close()
+            worker.engine.pool.check_integrity()
+        await servers[0].close()
+
+
+async def _beat(bus: MemoryBus, subjects: Subjects) -> None:
+    while True:
+        send(bus, subjects.edge_state(bus.process), EdgeBeat(process=bus.process, sent=time.time()))
+        await asyncio.sleep(0.5)

@@ -50,6 +50,10 @@ class Subscription(Protocol):
         """No message reaches the handler after this returns. Safe to call twice, and while disconnected."""
         ...
 
+    async def drain(self, timeout: float) -> None:
+        """Ask for no more; what was already on its way still reaches the handler, for at most `timeout` seconds."""
+        ...
+
 
 class Bus(Protocol):
     """One connection of one process.

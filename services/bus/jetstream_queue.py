@@ -6,16 +6,14 @@ is made again by whoever pulls.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from schemas.errors import BusUnavailable, Disconnected
+from schemas.errors import BusUnavailable
 from schemas.subjects import JOBS_STREAM, Subjects
-from services.bus.interface import Msg, Subscription
+from services.bus.interface import Msg
 from services.bus.jetstream import (
-    API,
     CONSUMER_NOT_FOUND,
     NS,
     STORE_FAILED,
@@ -25,12 +23,11 @@ from services.bus.jetstream import (
     Json,
     ttl_header,
 )
-from services.bus.matching import matches
+from services.bus.jetstream_pull import Pulls
 from services.bus.work_queue import ACK_WAIT_S, MAX_JOBS, Put
 
 DUPLICATE_WINDOW_S = 120
 MAX_PAGES = 10
-_NEXT = b'{"batch":1,"no_wait":true}'
 R = TypeVar("R")
 
 
@@ -89,7 +86,7 @@ class JetStreamWorkQueue:
             "num_replicas": 1,
         }
         self._ack_wait_s = ack_wait_s
-        self._pulls = _Pulls(js)
+        self._pulls = Pulls(js)
 
     async def ensure(self) -> None:
         await self._translate(lambda: self._js.ensure_stream(self._config))
@@ -164,46 +161,6 @@ class JetStreamWorkQueue:
             return await call()
         except ApiError as error:
             raise BusUnavailable(f"JetStream: {error}") from error
-
-
-class _Pulls:
-    """One pull at a time over one inbox. A job that arrives after its pull gave up goes back at once."""
-
-    def __init__(self, js: JetStream) -> None:
-        self._js = js
-        self._inbox = js.bus.new_inbox() + ".pull"
-        self._lock = asyncio.Lock()
-        self._subscription: Subscription | None = None
-        self._number = 0
-        self._filter = ""
-        self._answer: asyncio.Future[Msg] | None = None
-
-    async def next(self, stream: str, durable: str, subject_filter: str) -> Msg:
-        """A job, or the status message that stands for none. Raises `BusUnavailable`."""
-        try:
-            async with asyncio.timeout(self._js.timeout), self._lock:
-                self._number += 1
-                self._filter = subject_filter
-                self._answer = asyncio.get_running_loop().create_future()
-                if self._subscription is None:
-                    self._subscription = await self._js.bus.subscribe(f"{self._inbox}.*", self._receive)
-                self._js.bus.publish(f"{API}.CONSUMER.MSG.NEXT.{stream}.{durable}", _NEXT, reply=f"{self._inbox}.{self._number}")
-                return await self._answer
-        except TimeoutError as error:
-            raise BusUnavailable("JetStream: no answer to a pull") from error
-        except Disconnected as error:
-            raise BusUnavailable(f"JetStream: {error}") from error
-
-    def _receive(self, msg: Msg) -> None:
-        waiting = self._answer is not None and not self._answer.done()
-        if msg.subject.startswith(self._inbox):
-            wanted = msg.subject == f"{self._inbox}.{self._number}"
-        else:
-            wanted = matches(self._filter, msg.subject)
-        if waiting and wanted and self._answer is not None:
-            self._answer.set_result(msg)
-        elif msg.reply:
-            self._js.bus.publish(msg.reply, b"-NAK")
 
 
 def _not_stored(error: ApiError) -> Put:

@@ -38,6 +38,11 @@ class MemorySubscription:
         self.active = False
         self.bus.broker.forget(self)
 
+    async def drain(self, timeout: float) -> None:
+        self.bus.broker.forget(self)
+        await asyncio.sleep(0)  # what is on its way was scheduled before us
+        self.active = False
+
 
 @dataclass(frozen=True, slots=True)
 class Delivery:

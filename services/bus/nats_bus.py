@@ -198,6 +198,12 @@ class _Subscription:
     async def unsubscribe(self) -> None:
         self._client.unsubscribe_now(self._sid)
 
+    async def drain(self, timeout: float) -> None:
+        if self._client.is_connected:
+            self._client.quiesce(self._sid)
+            await self._client.barrier(timeout)
+        self._client.forget(self._sid)
+
 
 async def connect(
     servers: str | Sequence[str],

@@ -91,13 +91,17 @@ class Client(nats_client.Client):
 
     def unsubscribe_now(self, sid: int) -> None:
         """Forget the handler at once; tell the server when there is one."""
-        self._handlers.pop(sid, None)
-        if self._subs.pop(sid, None) is not None and self._status == nats_client.Client.CONNECTED:
+        if self.forget(sid) and self._status == nats_client.Client.CONNECTED:
             self._enqueue(f"UNSUB {sid}\r\n".encode())
 
-    def quiesce(self) -> None:
-        """End every subscription at the server, and keep the handlers for what is already on its way."""
-        for sid in list(self._subs):
+    def forget(self, sid: int) -> bool:
+        """Drop the handler; nothing repeats the subscription after a reconnect. True when it was there."""
+        self._handlers.pop(sid, None)
+        return self._subs.pop(sid, None) is not None
+
+    def quiesce(self, *sids: int) -> None:
+        """End subscriptions (all, when none is named) at the server; the handlers stay for what is on its way."""
+        for sid in sids or tuple(self._subs):
             self._enqueue(f"UNSUB {sid}\r\n".encode())
 
     async def barrier(self, timeout: float) -> bool:

@@ -146,6 +146,24 @@ async def test_unsubscribed_means_silence(new_bus: NewBus) -> None:
     assert gone == []
 
 
+async def test_a_drained_subscription_hears_what_was_on_its_way_and_no_more(new_bus: NewBus) -> None:
+    one, two = await new_bus("one"), await new_bus("two")
+    got: list[bytes] = []
+    subscription = await two.subscribe("d", lambda msg: got.append(msg.data))
+    await two.flush(1.0)
+    for number in range(500):
+        one.publish("d", b"%d" % number)
+    await one.flush(1.0)
+    await subscription.drain(5.0)
+    assert len(got) == 500
+    one.publish("d", b"after")
+    await one.flush(1.0)
+    await two.flush(1.0)
+    await subscription.drain(5.0)
+    await subscription.unsubscribe()
+    assert len(got) == 500
+
+
 async def test_a_handler_that_raises_hears_the_next_message(new_bus: NewBus) -> None:
     bus = await new_bus("one")
     got: list[bytes] = []

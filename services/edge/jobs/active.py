@@ -1,0 +1,198 @@
+"""One job while the edge answers for it: its current attempt, who owns it, and every token received.
+
+Owns: adoption, ownership, the order of states. Knows no bus and no timers. Invariants: of one attempt only the first run counts;
+the owner's hop only grows; `attempt` only grows; after `closed` the consumer gets nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from schemas.control import Position
+from schemas.errors import HeadraceError
+from schemas.job import Choice, Deadlines, Job
+from schemas.lifecycle import TRANSITIONS, State, advance
+from schemas.reply import Event, Frame
+from services.edge.jobs.choice import ChoiceTokens
+from services.edge.jobs.draft import Delta, Draft
+from services.edge.jobs.mailbox import Mailbox
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnd:
+    """How an attempt ended without finishing the job. `kind` is one of a fixed set (a metric label); `error` is what the client
+    hears if there is no next attempt; `final`: there is none. `alive`: its run may still compute."""
+
+    kind: str
+    error: HeadraceError
+    final: bool = False
+    alive: bool = False
+
+
+class ActiveJob:
+    """`run` 0 = none adopted. `hop` 0 = nobody owns it. `processes` maps a hop to the process there, as far as it is known."""
+
+    def __init__(self, job: str, draft: Draft, edge: str, reply_to: str, stamp: float) -> None:
+        self.id = job
+        self.draft = draft
+        self.choices = [ChoiceTokens() for _ in range(draft.n)]
+        self.mailbox = Mailbox()
+        self.admitted = False
+        self.closed = False
+        self.error: HeadraceError | None = None
+        self.owned = False
+        self.submitted = False
+        self.weights = ""
+        self.deaths = 0
+        self.cached_tokens = 0
+        self.attempt = 0
+        self.final = False
+        """The owner said FINISHED: every choice has its finish, here or in the owner's replay ring."""
+        self._edge = edge
+        self._reply_to = reply_to
+        self._stamp = stamp
+        self.next_attempt()
+
+    # attempts
+
+    def next_attempt(self) -> None:
+        self.attempt += 1
+        self.state = State.SUBMITTED
+        self.run = 0
+        self.hop = 0
+        self.processes: dict[int, str] = {}
+        self.over: asyncio.Future[AttemptEnd | None] = asyncio.get_running_loop().create_future()
+        self.final = False
+        for choice in self.choices:
+            choice.forget_unseen()
+
+    def end_attempt(self, end: AttemptEnd | None) -> None:
+        """None: every choice has finished. The first end counts."""
+        if not self.over.done():
+            self.over.set_result(end)
+            self.mailbox.wake()
+
+    def message(self) -> Job:
+        """The Job of this attempt. A resume has neither a queue nor a first-token deadline."""
+        draft, limits = self.draft, self.draft.limits
+        return Job(
+            job=self.id,
+            attempt=self.attempt,
+            model=draft.model,
+            prompt=draft.prompt,
+            sampling=draft.sampling,
+            deadlines=Deadlines(
+                stamp=self._stamp,
+                total=limits.total_s,
+                queue=None if self.owned else limits.queue_s,
+                first_token=None if self.owned else limits.first_token_s,
+            ),
+            reply_to=self._reply_to,
+            edge=self._edge,
+            n=draft.n,
+            choices=tuple(
+                Choice(index=index, generated=tuple(choice.tokens), done=choice.finish is not None)
+                for index, choice in enumerate(self.choices)
+            ),
+            tier=draft.tier,
+            lane=draft.lane,
+            salt=draft.salt,
+            resume=self.owned,
+            deaths=self.deaths,
+            weights=self.weights,
+        )
+
+    # what workers say
+
+    def adopts(self, attempt: int, run: int) -> bool:
+        """Whether a message of this run counts; the first run of the current attempt is adopted."""
+        if attempt != self.attempt:
+            return False
+        if self.run == 0 and run and not self.over.done():
+            self.run = run
+        return self.run == run
+
+    def own(self, hop: int, process: str) -> None:
+        """`process` speaks for the run at `hop`."""
+        self.processes[hop] = process
+        if hop > self.hop:
+            self.hop = hop
+            self.owned = self.admitted = True
+
+    def take(self, frame: Frame) -> bool:
+        """False when tokens before this frame are missing. A choice that the job has not is none of ours: ignored."""
+        if frame.cached_tokens > self.cached_tokens:
+            self.cached_tokens = frame.cached_tokens
+        if not 0 <= frame.choice < len(self.choices):
+            return True
+        return self.choices[frame.choice].take(frame.index, frame.tokens, frame.finish)
+
+    def reach(self, event: Event) -> None:
+        """Take the state of `event` if it lies ahead."""
+        if event.weights and not self.weights:
+            self.weights = event.weights
+        if event.state in TRANSITIONS[self.state]:
+            self.state = advance(self.state, event.state)
+
+    @property
+    def owner(self) -> str:
+        return self.processes.get(self.hop, "")
+
+    @property
+    def in_charge(self) -> str:
+        """The owner; before *owned*, the process that accepted."""
+        return self.owner or (self.processes[min(self.processes)] if self.processes else "")
+
+    @property
+    def cancel_targets(self) -> list[str]:
+        """Who may compute the adopted run: its owner; in a handoff both; before *owned* whom the router named."""
+        if self.hop and self.state is not State.HANDING_OFF:
+            return [self.owner]
+        return sorted(set(self.processes.values()))
+
+    @property
+    def queue_deadline(self) -> float:
+        """Unix seconds."""
+        return self._stamp + self.draft.limits.queue_s
+
+    @property
+    def may_compute(self) -> bool:
+        """Somebody may have this attempt and not have ended it."""
+        if not self.over.done():
+            return self.submitted
+        end = self.over.result()
+        return end is not None and end.alive
+
+    # tokens
+
+    @property
+    def complete(self) -> bool:
+        return all(choice.finish is not None for choice in self.choices)
+
+    def missing(self) -> tuple[Position, ...]:
+        """From where the owner has to repeat itself."""
+        return tuple(
+            Position(choice=index, index=len(choice.tokens))
+            for index, choice in enumerate(self.choices)
+            if choice.behind or (self.final and choice.finish is None)
+        )
+
+    def expect(self, last: Iterable[tuple[int, int]]) -> None:
+        """The owner has sent tokens up to these (choice, index)."""
+        for index, token in last:
+            if 0 <= index < len(self.choices):
+                choice = self.choices[index]
+                choice.known = max(choice.known, token + 1)
+
+    def received(self) -> int:
+        return sum(len(choice.tokens) for choice in self.choices)
+
+    def unread(self) -> list[Delta]:
+        found = []
+        for index, choice in enumerate(self.choices):
+            news = choice.unread()
+            if news is not None:
+                found.append(Delta(index, *news))
+        return found

@@ -1,0 +1,57 @@
+"""The tokens of one choice, in order, whoever sent them.
+
+Owns: what is known of one choice. Must not know: runs, hops, time. Invariant: `tokens` has no hole; a token once taken is never
+replaced, so that the client is told nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from schemas.reply import FinishReason
+
+
+class ChoiceTokens:
+    """`known` is one past the highest index that is known to exist; the difference to `tokens` is lost on the way."""
+
+    __slots__ = ("finish", "known", "read", "reported", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.finish: FinishReason | None = None
+        self.known = 0
+        self.read = 0
+        self.reported = False
+
+    def take(self, index: int, tokens: Sequence[int], finish: FinishReason | None) -> bool:
+        """Tokens `index`, `index`+1, …; what is here already is dropped, what would leave a hole too. False: a hole."""
+        have = len(self.tokens)
+        end = index + len(tokens)
+        if end > self.known:
+            self.known = end
+        if index > have:
+            return False
+        if self.finish is None:
+            if index + len(tokens) > have:
+                self.tokens.extend(tokens[have - index :] if index < have else tokens)
+            if finish is not None and end == len(self.tokens):
+                self.finish = finish
+        return True
+
+    @property
+    def behind(self) -> bool:
+        return self.finish is None and self.known > len(self.tokens)
+
+    def forget_unseen(self) -> None:
+        """A new attempt computes again what was lost."""
+        self.known = len(self.tokens)
+
+    def unread(self) -> tuple[list[int], FinishReason | None] | None:
+        """New tokens, and the finish once; None when there is nothing new."""
+        news = self.tokens[self.read :]
+        finish = None if self.reported else self.finish
+        if not news and finish is None:
+            return None
+        self.read += len(news)
+        self.reported = finish is not None or self.reported
+        return news, finish

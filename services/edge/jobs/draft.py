@@ -1,0 +1,44 @@
+"""What the HTTP layer asks for: a job without its identity, attempt and addresses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.job import Sampling, Tier
+from schemas.reply import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds from the start of the job."""
+
+    queue_s: float
+    first_token_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """`prompt` is token ids, u32 little-endian; `lane` and `salt` are the tenant's."""
+
+    model: str
+    prompt: bytes
+    sampling: Sampling
+    limits: Limits
+    lane: int
+    salt: bytes
+    tier: Tier = Tier.PAID
+    n: int = 1
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt) // 4
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one choice got since the last look. `finish` is set with its last tokens (there may be none)."""
+
+    choice: int
+    tokens: list[int]
+    finish: FinishReason | None = None

@@ -1,0 +1,65 @@
+"""What the HTTP layer holds of a job: tokens as they come, the end, and a way to give it up.
+
+Invariant: after `cancel` nothing more comes, and the compute stops whatever becomes of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from services.edge.jobs.active import ActiveJob
+from services.edge.jobs.draft import Delta
+
+_PATIENCE_S = 3600.0
+
+
+class JobCancelled(Exception):
+    """The job was given up by its own caller."""
+
+
+class JobHandle:
+    def __init__(self, job: ActiveJob, cancel: Callable[[ActiveJob], None]) -> None:
+        self._job = job
+        self._cancel = cancel
+
+    @property
+    def id(self) -> str:
+        return self._job.id
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens of the last attempt that were cached."""
+        return self._job.cached_tokens
+
+    async def admitted(self) -> None:
+        """Returns once the job is accepted, queued or owned. Raises the `HeadraceError` that refused it."""
+        while not self._job.admitted:
+            self._raise_end()
+            await self._job.mailbox.wait(_PATIENCE_S)
+
+    async def next(self, timeout: float) -> list[Delta]:
+        """What is new, one `Delta` a choice; an empty list after `timeout` seconds without news, or after the end.
+
+        Raises the `HeadraceError` that ended the job, once every token received before it was handed out; `JobCancelled`.
+        """
+        while True:
+            if news := self._job.unread():
+                return news
+            if self._job.complete:
+                return []
+            self._raise_end()
+            if not await self._job.mailbox.wait(timeout):
+                return []
+
+    @property
+    def done(self) -> bool:
+        """Every choice finished and was handed out."""
+        return self._job.complete and all(choice.reported for choice in self._job.choices)
+
+    def cancel(self) -> None:
+        """Stop the compute; safe to call at any time, also after the end."""
+        self._cancel(self._job)
+
+    def _raise_end(self) -> None:
+        if self._job.closed and not self._job.complete:
+            raise self._job.error or JobCancelled()

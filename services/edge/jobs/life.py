@@ -1,0 +1,83 @@
+"""From one attempt to the next, until a job is complete or nothing helps any more.
+
+Owns the decision whether there is a next attempt, and when. A job that was once owned is resumed for as long as its total
+deadline allows; work that nobody has owned yet is tried a few times only. Must not know messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+from schemas.errors import InternalError, Unavailable
+from services.edge.jobs.active import ActiveJob, AttemptEnd
+from services.edge.jobs.models import ModelBoard
+from services.edge.jobs.submission import Submission
+from services.edge.jobs.timing import Timing
+from services.edge.jobs.wire import Wire
+from services.telemetry.metrics import Metrics
+
+
+class JobLife:
+    def __init__(
+        self, wire: Wire, submission: Submission, board: ModelBoard, timing: Timing, random: Random, metrics: Metrics
+    ) -> None:
+        self._wire = wire
+        self._submission = submission
+        self._board = board
+        self._timing = timing
+        self._random = random
+        self._metrics = metrics
+
+    async def run(self, job: ActiveJob) -> None:
+        """Returns when every choice has finished. Raises the `HeadraceError` that ends the job.
+
+        Bounded by the job's total deadline, which is its supervisor's to enforce.
+        """
+        router = ""
+        while True:
+            received = job.received()
+            end = await self._attempt(job, router)
+            if end is None:
+                return
+            if end.alive and job.run:
+                self._wire.cancel_owners(job)
+            self._check(job, end)
+            self._metrics.retries.add(1, {"reason": end.kind})
+            router = self._another_router(job) if end.kind == "router_silent" else ""
+            if end.kind not in ("death", "router_silent") and job.received() == received:
+                await asyncio.sleep(self._random.uniform(*self._timing.pace_s))
+            job.next_attempt()
+
+    async def _attempt(self, job: ActiveJob, router: str) -> AttemptEnd | None:
+        unplaced = await self._submission.place(job, router)
+        if unplaced is not None:
+            job.end_attempt(unplaced)
+            return unplaced
+        job.admitted = True
+        job.mailbox.wake()
+        watch = self._watch_silence(job, job.attempt)
+        try:
+            return await job.over
+        finally:
+            watch.cancel()
+
+    def _check(self, job: ActiveJob, end: AttemptEnd) -> None:
+        if job.deaths >= self._timing.deaths:
+            raise InternalError("The servers that worked on this request failed.")
+        if end.final or (not job.owned and job.attempt >= self._timing.fresh_attempts):
+            raise end.error
+
+    def _another_router(self, job: ActiveJob) -> str:
+        """Which one was silent is not known: a queue group chose it."""
+        routers = self._board.routers(job.draft.model)
+        return self._random.choice(routers) if routers else ""
+
+    def _watch_silence(self, job: ActiveJob, attempt: int) -> asyncio.TimerHandle:
+        """A worker that accepted says *owned* at once; one that never does is not waited for until the deadline."""
+
+        def silent() -> None:
+            if job.run and not job.hop and job.attempt == attempt and self._wire.bus.steady_for() >= self._timing.settle_s:
+                job.end_attempt(AttemptEnd("silent", Unavailable("No worker answered.", retry_after=1.0), alive=True))
+
+        return asyncio.get_running_loop().call_later(self._timing.owned_s, silent)

@@ -1,0 +1,120 @@
+"""One attempt on its way to a worker: by a router, or by the work queue when the router says so.
+
+Owns nothing. Invariant: an attempt is submitted to one router only; whoever might have taken it without our hearing of it is left
+to its attempt number.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from schemas.codec import encode
+from schemas.errors import (
+    BusUnavailable,
+    Disconnected,
+    HeadraceError,
+    MessageTooLarge,
+    NoResponders,
+    Overloaded,
+    PayloadTooLarge,
+    RequestTimeout,
+    Unavailable,
+    UnreadableMessage,
+    from_code,
+)
+from schemas.lifecycle import State, advance
+from schemas.placement import Accepted, Queue, Refused, SubmitAnswer
+from services.bus.typed import ask
+from services.bus.work_queue import Put, WorkQueue
+from services.edge.jobs.active import ActiveJob, AttemptEnd
+from services.edge.jobs.models import ModelBoard
+from services.edge.jobs.timing import Timing
+from services.edge.jobs.wire import Wire
+
+_log = logging.getLogger("headrace.edge")
+_RETRY_S = 1.0
+_NO_CAPACITY = "No worker can take this request now."
+_TOO_LARGE = "The request is too large."
+_NO_BUS = "The service is reconnecting."
+
+
+class Submission:
+    def __init__(self, wire: Wire, queue: WorkQueue, board: ModelBoard, timing: Timing) -> None:
+        self._wire = wire
+        self._queue = queue
+        self._board = board
+        self._timing = timing
+
+    async def place(self, job: ActiveJob, router: str = "") -> AttemptEnd | None:
+        """Submit the current attempt, to `router` or to whichever comes first. None: somebody has it now."""
+        subjects = self._wire.subjects
+        subject = subjects.router_submit(router) if router else subjects.submit(job.draft.model)
+        message = job.message()
+        job.submitted = True
+        try:
+            answer: SubmitAnswer = await ask(self._wire.bus, subject, message, SubmitAnswer, timeout=self._timing.submit_s)
+        except MessageTooLarge:
+            return AttemptEnd("too_large", PayloadTooLarge(_TOO_LARGE), final=True)
+        except (NoResponders, Disconnected, RequestTimeout, UnreadableMessage) as error:
+            return None if job.run else self._unanswered(job, error)  # a worker was faster than its router
+        match answer:
+            case Accepted():
+                self._accepted(job, answer)
+                return None
+            case Queue() if not job.owned:
+                return await self._enqueue(job, encode(message))
+            case Queue():
+                return AttemptEnd("no_credit", self._no_capacity(job))
+            case Refused():
+                return self._refused(job, answer)
+
+    def _accepted(self, job: ActiveJob, answer: Accepted) -> None:
+        if job.adopts(job.attempt, answer.run):
+            for hop, process in ((1, answer.prefill), (2, answer.decode)):
+                if process:
+                    job.processes.setdefault(hop, process)
+
+    async def _enqueue(self, job: ActiveJob, data: bytes) -> AttemptEnd | None:
+        draft = job.draft
+        headers = {
+            "tier": draft.tier.value,
+            "lane": str(draft.lane),
+            "deadline": f"{job.queue_deadline:.3f}",
+            "attempt": str(job.attempt),
+            "edge": self._wire.bus.process,
+        }
+        subject = self._wire.subjects.job(draft.model, draft.tier, draft.lane, job.id)
+        job.state = advance(job.state, State.QUEUED)
+        try:
+            put = await self._queue.put(
+                subject, data, msg_id=f"{job.id}.{job.attempt}", ttl_s=draft.limits.queue_s, headers=headers
+            )
+        except MessageTooLarge:
+            return AttemptEnd("too_large", PayloadTooLarge(_TOO_LARGE), final=True)
+        except HeadraceError as error:
+            _log.warning("the queue cannot be reached: %s", error.message)
+            unavailable = Unavailable("The queue cannot be reached now.", retry_after=_RETRY_S)
+            return AttemptEnd("queue_unreachable", unavailable, final=True, alive=True)
+        if put is Put.FULL:
+            retry_after = self._board.retry_after(draft.model)
+            return AttemptEnd("queue_full", Overloaded("The queue is full.", retry_after=retry_after), final=True)
+        return None
+
+    def _unanswered(self, job: ActiveJob, error: HeadraceError) -> AttemptEnd:
+        fresh = not job.owned
+        if isinstance(error, NoResponders):
+            return AttemptEnd("no_router", self._no_capacity(job), final=fresh)
+        if isinstance(error, Disconnected):
+            return AttemptEnd("no_bus", BusUnavailable(_NO_BUS, retry_after=_RETRY_S), final=fresh)
+        return AttemptEnd("router_silent", self._no_capacity(job), alive=True)
+
+    def _refused(self, job: ActiveJob, answer: Refused) -> AttemptEnd:
+        error = from_code(answer.code, _NO_CAPACITY, retry_after=answer.retry_after)
+        if not error.retryable:
+            error = from_code(answer.code, answer.reason)
+        elif error.retry_after is None:
+            error.retry_after = self._board.retry_after(job.draft.model)
+        return AttemptEnd("refused", error, final=not (job.owned and error.retryable))
+
+    def _no_capacity(self, job: ActiveJob) -> Unavailable:
+        return Unavailable(_NO_CAPACITY, retry_after=self._board.retry_after(job.draft.model))

@@ -1,0 +1,177 @@
+"""The table of jobs this edge answers for: start, deadlines, close.
+
+Owns each job from `start` until it is closed and its compute has ended. Invariants: every job is closed once; a closed job is
+cancelled until that is confirmed, also after its consumer left; a job without a consumer computes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
+
+from schemas.control import CancelAck
+from schemas.errors import DeadlineExceeded, HeadraceError, InternalError, QueueExpired, Unavailable
+from schemas.identity import job_id
+from schemas.lifecycle import State
+from schemas.reply import Reply
+from schemas.state import Death, QueueReport
+from schemas.subjects import Subjects
+from services.bus.interface import Bus, Subscription
+from services.bus.typed import Refusals, listen
+from services.bus.work_queue import WorkQueue
+from services.clock import Clock
+from services.edge.jobs.active import ActiveJob
+from services.edge.jobs.beats import Beats
+from services.edge.jobs.canceller import Canceller
+from services.edge.jobs.draft import Draft
+from services.edge.jobs.ends import WAITED_TOO_LONG
+from services.edge.jobs.handle import JobHandle
+from services.edge.jobs.inbox import Inbox
+from services.edge.jobs.life import JobLife
+from services.edge.jobs.models import ModelBoard
+from services.edge.jobs.recovery import Recovery
+from services.edge.jobs.strangers import Strangers
+from services.edge.jobs.submission import Submission
+from services.edge.jobs.timing import Timing
+from services.edge.jobs.wire import Wire
+from services.telemetry.metrics import Metrics
+
+_log = logging.getLogger("headrace.edge")
+
+
+class Supervisor:
+    def __init__(
+        self,
+        bus: Bus,
+        queue: WorkQueue,
+        subjects: Subjects,
+        clock: Clock,
+        random: Random,
+        metrics: Metrics,
+        timing: Timing | None = None,
+    ) -> None:
+        self._timing = timing or Timing()
+        self._clock = clock
+        self._random = random
+        self._bus = bus
+        self._refusals = Refusals(metrics, clock)
+        self._wire = Wire(bus, subjects)
+        self.models = ModelBoard(clock, self._timing)
+        self._canceller = Canceller(self._wire, self.models, self._timing)
+        submission = Submission(self._wire, queue, self.models, self._timing)
+        self._life = JobLife(self._wire, submission, self.models, self._timing, random, metrics)
+        self._beats = Beats(bus, subjects, clock, self._timing.beat_s)
+        self._jobs: dict[str, ActiveJob] = {}
+        strangers = Strangers(self._wire, clock, self._timing.repeat_s)
+        recovery = Recovery(self._wire, self._timing)
+        self._inbox = Inbox(self._jobs, self._wire, strangers, recovery, self.models, self._timing)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ends: dict[str, Callable[[], None]] = {}
+        self._subscriptions: list[Subscription] = []
+
+    def __len__(self) -> int:
+        """Jobs whose compute may not have ended."""
+        return len(self._jobs)
+
+    async def open(self) -> None:
+        """Begin to listen and to beat. Raises `Disconnected`."""
+        subjects = self._wire.subjects
+        self._subscriptions = [
+            await listen(self._bus, self._wire.reply_to, Reply, self._inbox.on_reply, refusals=self._refusals),
+            await listen(self._bus, self._wire.cancel_inbox, CancelAck, self._canceller.on_ack, refusals=self._refusals),
+            await listen(self._bus, subjects.queue_any(), QueueReport, self._inbox.on_queue_report, refusals=self._refusals),
+            await listen(self._bus, subjects.dead_any(), Death, self._inbox.on_death, refusals=self._refusals),
+        ]
+        self._spawn(self._beats.run())
+
+    async def close(self, timeout: float) -> None:
+        """Cancel what still runs, wait for it at most `timeout` seconds, say goodbye."""
+        for job in list(self._jobs.values()):
+            self._close(job, Unavailable("The server is shutting down.", retry_after=1.0))
+        deadline = asyncio.get_running_loop().time() + timeout
+        while self._jobs and asyncio.get_running_loop().time() < deadline:
+            await asyncio.wait(self._tasks, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._beats.beat(left=True)
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+
+    # jobs
+
+    def start(self, draft: Draft) -> JobHandle:
+        """Submit a new job. What becomes of it is told by the handle."""
+        job = ActiveJob(job_id(self._random), draft, self._bus.process, self._wire.reply_to, self._clock.wall())
+        self._jobs[job.id] = job
+        driver = self._spawn(self._drive(job))
+        loop = asyncio.get_running_loop()
+        timers = (
+            loop.call_later(draft.limits.total_s, self._total_deadline, job),
+            loop.call_later(draft.limits.first_token_s, self._first_token_deadline, job),
+            loop.call_later(draft.limits.queue_s, self._queue_deadline, job),
+        )
+
+        def release() -> None:
+            driver.cancel()
+            for timer in timers:
+                timer.cancel()
+
+        self._ends[job.id] = release
+        return JobHandle(job, self._give_up)
+
+    async def _drive(self, job: ActiveJob) -> None:
+        try:
+            await self._life.run(job)
+            self._close(job, None)
+        except HeadraceError as error:
+            self._close(job, error)
+        except Exception:
+            _log.exception("a job's supervision failed")
+            self._close(job, InternalError("Internal error."))
+
+    def _give_up(self, job: ActiveJob) -> None:
+        if not job.complete:
+            self._close(job, None)
+
+    def _close(self, job: ActiveJob, error: HeadraceError | None) -> None:
+        if job.closed:
+            return
+        job.closed = True
+        job.error = error
+        job.mailbox.wake()
+        self._ends.pop(job.id)()
+        if job.may_compute and not job.complete:
+            self._spawn(self._cancel(job))
+        else:
+            del self._jobs[job.id]
+
+    async def _cancel(self, job: ActiveJob) -> None:
+        try:
+            await self._canceller.cancel(job)
+        finally:
+            del self._jobs[job.id]
+
+    # deadlines: the edge's own clock decides
+
+    def _total_deadline(self, job: ActiveJob) -> None:
+        self._close(job, DeadlineExceeded("The request did not finish in time."))
+
+    def _first_token_deadline(self, job: ActiveJob) -> None:
+        resumed = job.owned and job.attempt > 1
+        if not job.received() and not resumed:
+            self._close(job, DeadlineExceeded("No token was generated in time."))
+
+    def _queue_deadline(self, job: ActiveJob) -> None:
+        if job.state is State.QUEUED and not job.run:
+            retry_after = self.models.retry_after(job.draft.model)
+            self._close(job, QueueExpired(WAITED_TOO_LONG, retry_after=retry_after))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

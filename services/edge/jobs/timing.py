@@ -1,0 +1,29 @@
+"""Every delay of a job's life at the edge, in seconds. Values and reasons: the design, sections 3 and 4."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """`submit_s`: a router answers within it. `repeat_s`: cancels and replays. `stalled_s`: replays that bring nothing.
+
+    `owned_s`: from *accepted* to the first word of a worker. `cancel_s`: a cancel that nobody confirms is given up.
+    `settle_s`: bus timers stand still for so long after a reconnect. `pace_s`: between two submits of a resumed job.
+    """
+
+    submit_s: float = 0.3
+    repeat_s: float = 0.1
+    stalled_s: float = 0.5
+    owned_s: float = 3.0
+    cancel_s: float = 10.0
+    settle_s: float = 3.0
+    pace_s: tuple[float, float] = (0.05, 0.2)
+    beat_s: float = 0.5
+    router_alive_s: float = 1.0
+    card_alive_s: float = 3.0
+    fresh_attempts: int = 4
+    """Attempts of a job that nobody has owned yet."""
+    deaths: int = 3
+    """Proven deaths of its owners after which a job is refused."""

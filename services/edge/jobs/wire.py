@@ -1,0 +1,64 @@
+"""What an edge says to owners and routers about its jobs. Owns nothing but the bus and the names.
+
+Everything here is repeated by its caller, so a connection that is down loses nothing: it is simply not said this time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import msgspec
+
+from schemas.codec import encode
+from schemas.control import CancelJob, Control, Position, Verb
+from schemas.errors import Disconnected
+from schemas.subjects import Subjects
+from services.bus.interface import Bus
+from services.edge.jobs.active import ActiveJob
+
+_log = logging.getLogger("headrace.edge")
+
+
+class Wire:
+    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+        self.bus = bus
+        self.subjects = subjects
+        self.reply_to = subjects.reply(bus.process)
+        self.cancel_inbox = f"_INBOX.edge.{bus.process}.cancel.ack"
+        """One token deeper than the bus's own inbox, so that the two do not hear each other's answers."""
+
+    def cancel_run(self, control: str, run: int, job: str) -> None:
+        """To the process behind the subject `control`: stop this run."""
+        self._say(control, Control(run=run, job=job, verb=Verb.CANCEL, reply_to=self.reply_to, edge=self.bus.process))
+
+    def cancel_owners(self, job: ActiveJob) -> None:
+        """To everybody who may compute the adopted run."""
+        for process in job.cancel_targets:
+            self.cancel_run(self.subjects.control(process), job.run, job.id)
+
+    def replay(self, job: ActiveJob, positions: Iterable[Position]) -> None:
+        """To the owner: repeat what is missing."""
+        control = Control(
+            run=job.run, job=job.id, verb=Verb.REPLAY, positions=tuple(positions), reply_to=self.reply_to, edge=self.bus.process
+        )
+        self._say(self.subjects.control(job.owner), control)
+
+    def cancel_job(self, job: ActiveJob) -> None:
+        """To all routers: nobody owns this job yet, and nobody shall. Each answers to `cancel_inbox`."""
+        draft = job.draft
+        message = CancelJob(
+            job=job.id,
+            attempt=job.attempt,
+            model=draft.model,
+            tier=draft.tier,
+            lane=draft.lane,
+            remember_s=draft.limits.queue_s,
+        )
+        self._say(self.subjects.cancel(), message, self.cancel_inbox)
+
+    def _say(self, subject: str, message: msgspec.Struct, reply: str = "") -> None:
+        try:
+            self.bus.publish(subject, encode(message), reply=reply)
+        except Disconnected:
+            _log.debug("not said while the bus is down: %s", subject)

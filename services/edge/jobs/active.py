@@ -74,6 +74,11 @@ class ActiveJob:
             self.over.set_result(end)
             self.mailbox.wake()
 
+    def await_confirmation(self) -> None:
+        """The attempt is over for us, but its run may still compute: from now on `over` is the end of that."""
+        if self.over.done():
+            self.over = asyncio.get_running_loop().create_future()
+
     def message(self) -> Job:
         """The Job of this attempt. A resume has neither a queue nor a first-token deadline."""
         draft, limits = self.draft, self.draft.limits

@@ -58,7 +58,8 @@ class JobLife:
         job.mailbox.wake()
         watch = self._watch_silence(job, job.attempt)
         try:
-            return await job.over
+            await asyncio.wait({job.over})  # awaited directly, our own cancellation would cancel it
+            return job.over.result()
         finally:
             watch.cancel()
 

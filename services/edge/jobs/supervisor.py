@@ -145,6 +145,7 @@ class Supervisor:
         job.mailbox.wake()
         self._ends.pop(job.id)()
         if job.may_compute and not job.complete:
+            job.await_confirmation()
             self._spawn(self._cancel(job))
         else:
             del self._jobs[job.id]

@@ -1,0 +1,201 @@
+"""Adoption, order of tokens, replay: what arrives about a job that runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from schemas.control import Verb
+from schemas.errors import DeadlineExceeded, JobFailed
+from schemas.lifecycle import State
+from schemas.reply import Digest, DigestEntry, FinishReason
+from tests.edge.cluster import DECODE, PREFILL, Cluster, collect, draft, process, until
+
+RUN, OTHER = 11, 12
+
+
+async def test_prefill_then_decode(cluster: Cluster) -> None:
+    cluster.answers = [cluster.accept(RUN)]
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    assert (job.attempt, job.resume, job.lane, job.deadlines.total) == (1, False, 3, 10.0)
+    await handle.admitted()
+    cluster.own(PREFILL, job, RUN)
+    cluster.tokens(PREFILL, job, RUN, 0, [5], hop=1)
+    cluster.event(PREFILL, job, RUN, 1, State.HANDING_OFF)
+    cluster.own(DECODE, job, RUN, hop=2, state=State.HANDING_OFF)
+    cluster.tokens(DECODE, job, RUN, 0, [5])  # decode repeats the first token
+    cluster.tokens(DECODE, job, RUN, 1, [6, 7])
+    cluster.tokens(DECODE, job, RUN, 2, [7, 8], finish=FinishReason.LENGTH)
+    assert await collect(handle) == ([5, 6, 7, 8], FinishReason.LENGTH)
+    await until(lambda: len(cluster.edge) == 0)
+    assert cluster.controls == []
+    assert cluster.cancels == []
+
+
+async def test_finish_without_tokens(cluster: Cluster) -> None:
+    cluster.answers = [cluster.accept(RUN)]
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    cluster.tokens(DECODE, job, RUN, 0, [5])
+    cluster.tokens(DECODE, job, RUN, 1, [], finish=FinishReason.STOP)
+    assert await collect(handle) == ([5], FinishReason.STOP)
+
+
+async def test_another_run_of_the_same_attempt_is_cancelled(cluster: Cluster) -> None:
+    cluster.answers = [cluster.accept(RUN)]
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    cluster.own(PREFILL, job, RUN)
+    other = process("p2")
+    for _ in range(5):
+        cluster.own(other, job, OTHER)
+        cluster.tokens(other, job, OTHER, 0, [99], hop=1)
+    cluster.tokens(DECODE, job, RUN, 0, [5], finish=FinishReason.STOP)
+    assert await collect(handle) == ([5], FinishReason.STOP)
+    await until(lambda: cluster.cancelled(other, OTHER))
+    assert cluster.cancelled(other, OTHER) == 1  # ten messages within 20 ms
+    assert cluster.cancelled(PREFILL, RUN) == 0
+
+
+async def test_an_unknown_job_is_cancelled_but_its_end_is_not_answered(cluster: Cluster) -> None:
+    cluster.answers = [cluster.accept(RUN)]
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    cluster.tokens(DECODE, job, RUN, 0, [5], finish=FinishReason.STOP)
+    await collect(handle)
+    await until(lambda: len(cluster.edge) == 0)
+    cluster.event(DECODE, job, RUN, 2, State.FINISHED)
+    cluster.tokens(DECODE, job, OTHER, 0, [5])
+    await until(lambda: cluster.cancelled(DECODE, OTHER))
+    assert cluster.cancelled(DECODE, RUN) == 0
+
+
+async def test_owned_before_the_routers_answer(cluster: Cluster) -> None:
+    """The answer of the router is lost: the worker's word is enough, and no second attempt starts."""
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    cluster.own(PREFILL, job, RUN)
+    await handle.admitted()
+    cluster.tokens(PREFILL, job, RUN, 0, [5], hop=1, finish=FinishReason.STOP)
+    assert await collect(handle) == ([5], FinishReason.STOP)
+    assert len(cluster.jobs) == 1
+
+
+async def test_a_gap_is_replayed(cluster: Cluster) -> None:
+    cluster.answers = [cluster.accept(RUN)]
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    cluster.tokens(DECODE, job, RUN, 0, [5])
+    cluster.tokens(DECODE, job, RUN, 2, [7])
+    await until(lambda: len(cluster.replays()) >= 2)  # repeated until it is answered
+    asked = cluster.replays()[0]
+    assert (asked.run, asked.positions[0].choice, asked.positions[0].index) == (RUN, 0, 1)
+    assert asked.reply_to == job.reply_to
+    cluster.tokens(DECODE, job, RUN, 1, [6])
+    cluster.tokens(DECODE, job, RUN, 2, [7], finish=FinishReason.STOP)
+    assert await collect(handle) == ([5, 6, 7], FinishReason.STOP)
+
+
+async def test_a_lost_tail_shows_in_the_finished_event(cluster: Cluster) -> None:
+    cluster.answers = [cluster.accept(RUN)]
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    cluster.tokens(DECODE, job, RUN, 0, [5])
+    cluster.event(DECODE, job, RUN, 2, State.FINISHED)
+    await until(cluster.replays)
+    cluster.tokens(DECODE, job, RUN, 1, [6], finish=FinishReason.LENGTH)
+    assert await collect(handle) == ([5, 6], FinishReason.LENGTH)
+
+
+async def test_a_lost_tail_shows_in_the_digest(cluster: Cluster) -> None:
+    cluster.answers = [cluster.accept(RUN)]
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    cluster.tokens(DECODE, job, RUN, 0, [5])
+    entry = DigestEntry(run=RUN, job=job.job, state=State.DECODING, last=((0, 1),))
+    cluster.digest(DECODE, Digest(process=DECODE, runs=(entry,)))
+    await until(cluster.replays)
+    cluster.tokens(DECODE, job, RUN, 1, [6], finish=FinishReason.STOP)
+    assert await collect(handle) == ([5, 6], FinishReason.STOP)
+
+
+async def test_a_gap_that_stays_is_a_next_attempt(cluster: Cluster) -> None:
+    cluster.answers = [cluster.accept(RUN), cluster.accept(OTHER)]
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    cluster.tokens(DECODE, job, RUN, 0, [5])
+    cluster.tokens(DECODE, job, RUN, 2, [7])
+    again = await cluster.submitted(2)
+    assert (again.attempt, again.resume, again.choices[0].generated) == (2, True, (5,))
+    assert cluster.cancelled(DECODE, RUN) >= 1
+    cluster.tokens(DECODE, again, OTHER, 1, [6], finish=FinishReason.STOP)
+    assert await collect(handle) == ([5, 6], FinishReason.STOP)
+
+
+async def test_a_failed_run_is_an_error_after_its_tokens(cluster: Cluster) -> None:
+    cluster.answers = [cluster.accept(RUN)]
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    cluster.tokens(DECODE, job, RUN, 0, [5])
+    cluster.event(DECODE, job, RUN, 2, State.FAILED, error_code="job_failed")
+    assert [delta.tokens for delta in await handle.next(1.0)] == [[5]]
+    with pytest.raises(JobFailed):
+        await handle.next(1.0)
+
+
+async def test_a_terminal_event_of_a_former_owner_means_nothing(cluster: Cluster) -> None:
+    cluster.answers = [cluster.accept(RUN)]
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    cluster.own(DECODE, job, RUN, hop=2, state=State.DECODING)
+    cluster.event(PREFILL, job, RUN, 1, State.RETRY, reason="handoff_refused")
+    cluster.tokens(DECODE, job, RUN, 0, [5], finish=FinishReason.STOP)
+    assert await collect(handle) == ([5], FinishReason.STOP)
+    assert len(cluster.jobs) == 1
+
+
+async def test_total_deadline(cluster: Cluster) -> None:
+    cluster.answers = [cluster.accept(RUN)]
+    handle = cluster.edge.start(draft(total_s=0.1))
+    job = await cluster.submitted(1)
+    cluster.own(DECODE, job, RUN, hop=2, state=State.DECODING)
+    with pytest.raises(DeadlineExceeded):
+        await collect(handle)
+    await until(lambda: cluster.cancelled(DECODE, RUN))
+    cluster.event(DECODE, job, RUN, 2, State.CANCELLED)
+    await until(lambda: len(cluster.edge) == 0)
+
+
+async def test_first_token_deadline(cluster: Cluster) -> None:
+    cluster.answers = [cluster.accept(RUN)]
+    handle = cluster.edge.start(draft(first_token_s=0.1))
+    job = await cluster.submitted(1)
+    cluster.own(PREFILL, job, RUN)
+    with pytest.raises(DeadlineExceeded):
+        await collect(handle)
+    await until(lambda: cluster.cancelled(PREFILL, RUN))
+
+
+async def test_a_slow_consumer_reads_many_tokens_at_once(cluster: Cluster) -> None:
+    cluster.answers = [cluster.accept(RUN)]
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    for index in range(50):
+        cluster.tokens(DECODE, job, RUN, index, [index], finish=FinishReason.STOP if index == 49 else None)
+    await asyncio.sleep(0)
+    await until(lambda: len(cluster.edge) == 0)
+    deltas = await handle.next(1.0)
+    assert [(delta.tokens, delta.finish) for delta in deltas] == [(list(range(50)), FinishReason.STOP)]
+    assert handle.done
+
+
+async def test_unreadable_messages_harm_nobody(cluster: Cluster) -> None:
+    cluster.answers = [cluster.accept(RUN)]
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    cluster.bus.publish(job.reply_to, b"\xc1nonsense", reply="hr.ctl.x")
+    cluster.tokens(DECODE, job, RUN, 0, [5], finish=FinishReason.STOP)
+    assert await collect(handle) == ([5], FinishReason.STOP)
+    assert all(control.verb is not Verb.CANCEL for _, control in cluster.controls)

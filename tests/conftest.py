@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.models_fixture import default_model
 from tests.nats_fixture import NatsServer
+
+__all__ = ["default_model"]
 
 
 @pytest.fixture(scope="session")

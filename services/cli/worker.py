@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 from schemas.state import Role
-from schemas.subjects import Subjects
-from services.bus.kv_registry import Registry
+from schemas.subjects import WORKERS_BUCKET, Subjects
+from services.bus.jetstream import JetStream
+from services.bus.kv_registry import KvRegistry
 from services.bus.micro import Service
 from services.bus.nats_bus import Credentials, connect
 from services.bus.typed import Refusals
@@ -31,9 +32,8 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
     clock, metrics = SystemClock(), Metrics.null()
     files = ModelStore(settings.home_dir).open(settings.model, weights=settings.worker.engine != "scripted")
     engine = build_engine(files, settings, clock)
-    bus = await connect(
-        settings.nats.url, process, role, Credentials(settings.nats.user, settings.nats.password), metrics=metrics
-    )
+    login = Credentials(settings.nats.user, settings.nats.password)
+    bus = await connect(settings.nats.url, process=process, role=role, credentials=login, metrics=metrics)
     worker = Worker(bus, Subjects(settings.nats.prefix), engine, role, clock, metrics)
     phases: list[Phase] = []
     servers: list[TcpTransferServer] = []
@@ -49,9 +49,10 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
     for server in servers:
         await server.start(settings.worker.transfer_host, 0, advertise=settings.worker.transfer_advertise)
     refusals = Refusals(metrics, clock)
+    registry = KvRegistry(JetStream(bus), WORKERS_BUCKET)
     service = Service(bus, f"headrace-{role}", "0.1.0", f"Headrace {role} worker", {"model": settings.model})
     try:
-        await run(worker, phases, refusals, Registry(bus), service, stop, settings.worker.drain_timeout_s)
+        await run(worker, phases, refusals, registry, service, stop, settings.worker.drain_timeout_s)
     finally:
         for server in servers:
             await server.close()

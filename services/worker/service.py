@@ -9,13 +9,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from schemas.codec import encode_json
-from schemas.errors import BusError
-from services.bus.kv_registry import Registry
+from schemas.errors import BusUnavailable
+from services.bus.interface import Msg
+from services.bus.kv_registry import KvRegistry
 from services.bus.micro import Service
+from services.bus.micro_endpoint import ServiceHandler
 from services.bus.typed import Refusals
 from services.worker.digests import send_digests
 from services.worker.draining import drain
+from services.worker.status import WorkerStatus, status
 from services.worker.worker import Worker
 
 _log = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ async def run(
     worker: Worker,
     phases: list[Phase],
     refusals: Refusals,
-    registry: Registry,
+    registry: KvRegistry,
     service: Service,
     stop: asyncio.Event,
     drain_s: float,
@@ -49,27 +51,31 @@ async def run(
     await worker.close()
 
 
-async def _register(worker: Worker, registry: Registry) -> None:
+async def _register(worker: Worker, registry: KvRegistry) -> None:
     """An entry in HR_WORKERS for `nats kv ls`; a worker serves without it when JetStream is away."""
     while True:
         try:
-            await registry.put(worker.bus.process, encode_json(worker.beats.state()))
-        except BusError as error:
+            await registry.put(worker.bus.process, worker.beats.state())
+        except BusUnavailable as error:
             _log.info("not registered: %s", error)
         await asyncio.sleep(REGISTER_S)
 
 
 async def _serve_admin(worker: Worker, service: Service) -> None:
-    async def status(_: object) -> bytes:
-        return encode_json(worker.beats.state())
+    """`hr.admin.<role>.<id>.status|drain|undrain`, and `$SRV` for `nats micro`."""
 
-    async def set_draining(draining: bool) -> bytes:
-        worker.beats.draining = draining
-        worker.beats.say()
-        return encode_json(worker.beats.state())
+    async def say_status(_: Msg) -> WorkerStatus:
+        return status(worker)
 
-    subject = lambda verb: worker.subjects.admin(worker.role, worker.bus.process, verb)  # noqa: E731
-    service.endpoint("status", subject("status"), status)
-    service.endpoint("drain", subject("drain"), lambda _: set_draining(True))
-    service.endpoint("undrain", subject("undrain"), lambda _: set_draining(False))
+    def set_draining(draining: bool) -> ServiceHandler:
+        async def handler(_: Msg) -> WorkerStatus:
+            worker.beats.draining = draining
+            worker.beats.say()
+            return status(worker)
+
+        return handler
+
+    verbs = {"status": say_status, "drain": set_draining(True), "undrain": set_draining(False)}
+    for verb, handler in verbs.items():
+        service.endpoint(verb, worker.subjects.admin(worker.role, worker.bus.process, verb), handler)
     await service.start()

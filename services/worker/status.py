@@ -1,0 +1,52 @@
+"""What `hr.admin.<role>.<id>.status` answers: the state that beats say, and whether the KV ledger's books are right."""
+
+from __future__ import annotations
+
+import msgspec
+
+from schemas.state import WorkerState
+from services.kv.holders import HandoffHolder, RunHolder
+from services.kv.pool import LedgerError
+from services.worker.worker import Worker
+
+
+class KvLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """`orphaned`: blocks of runs that are not here any more; 0 unless there is a bug. `integrity`: "ok" or what is wrong."""
+
+    free: int
+    cached: int
+    held: int
+    total: int
+    orphaned: int
+    leases_lapsed: int
+    integrity: str
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    state: WorkerState
+    runs: int
+    kv: KvLedger
+
+
+def status(worker: Worker) -> WorkerStatus:
+    return WorkerStatus(state=worker.beats.state(), runs=len(worker.runs), kv=_ledger(worker))
+
+
+def _ledger(worker: Worker) -> KvLedger:
+    pool = worker.engine.pool
+    # Reservations and loans belong to a lease, runs and handoffs to a run that must be here.
+    live = [holder for holder in pool.holders if not isinstance(holder, RunHolder | HandoffHolder) or worker.runs.get(holder.run)]
+    try:
+        pool.check_integrity()
+        integrity = "ok"
+    except LedgerError as error:
+        integrity = error.message
+    return KvLedger(
+        free=pool.free,
+        cached=pool.cached,
+        held=pool.held,
+        total=pool.total,
+        orphaned=len(pool.orphaned(live)),
+        leases_lapsed=pool.leases_lapsed,
+        integrity=integrity,
+    )

@@ -39,6 +39,7 @@ class FakePrefixCache:
             del self.idle[block]
 
     def unpin(self, blocks: Sequence[int]) -> None:
+        assert set(blocks) <= set(self.index.values()), "only what is indexed can be cached"
         self.idle.update(dict.fromkeys(blocks))
 
     def evict(self, n: int) -> list[int]:

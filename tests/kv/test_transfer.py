@@ -210,6 +210,20 @@ async def test_an_offer_revoked_after_the_copy_is_not_confirmed(both: Rig) -> No
     both.check_baseline()
 
 
+async def test_a_second_offer_of_the_same_blocks_owes_nothing_to_the_first(both: Rig) -> None:
+    ticket, blocks = both.offer(1, 2)
+    slots = [block.slot for block in blocks]
+    both.prefill.hold(RunHolder(9), slots)
+    fetched = await both.client.fetch(ticket, blocks, both.room(1, 2), kv_compat=COMPAT, timeout=5)
+    both.server.revoke(H1)
+    both.prefill.hold(H1, slots)
+    ticket = both.server.offer(H1, kv_compat=COMPAT)
+    assert not await fetched.release()
+    again = await both.client.fetch(ticket, blocks, both.room(2, 2), kv_compat=COMPAT, timeout=5)
+    assert await again.release()
+    assert both.ended == [(H1, Outcome.RELEASED)]
+
+
 async def test_revoking_after_the_release_is_too_late(both: Rig) -> None:
     ticket, blocks = both.offer(1, 1)
     await (await both.client.fetch(ticket, blocks, both.room(1, 1), kv_compat=COMPAT, timeout=5)).release()

@@ -11,7 +11,7 @@ import xxhash
 
 from schemas.codec import encode
 from schemas.handoff import BlockRef, Ticket
-from schemas.transfer import Fetch, FetchAnswer, Keep
+from schemas.transfer import Fetch, FetchAnswer, Keep, Released
 from services.clock import ManualClock
 from services.kv.holders import HandoffHolder, RunHolder
 from services.kv.pool import BlockPool
@@ -19,7 +19,7 @@ from services.kv.transfer.interface import ConnectionLost, CorruptBlock, FetchTi
 from services.kv.transfer.tcp_client import TcpTransferClient
 from services.kv.transfer.tcp_server import TcpTransferServer
 from services.kv.transfer.wire import advertised, split_address
-from tests.kv.rig import COMPAT, FAST, Proxy, Rig, rig
+from tests.kv.rig import COMPAT, FAST, FROZEN, Proxy, Rig, rig
 from tests.waiting import until
 
 H1 = HandoffHolder(1)
@@ -95,6 +95,7 @@ async def test_a_cancelled_fetch_frees_both_sides_and_writes_nothing_more() -> N
             fetch.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await fetch
+            assert not [task for task in asyncio.all_tasks() if "TcpFetched" in repr(task.get_coro())], "nobody renews"
             made.decode.release(RunHolder(1))
             [block, *_] = made.decode.allocate(RunHolder(2), made.decode.total)
             made.decode.view(block)[:] = bytes(made.decode.block_bytes)
@@ -155,6 +156,43 @@ async def test_a_release_before_the_copy_is_answered_after_it() -> None:
             assert await reader.read(-1)
         assert made.ended == [(H1, Outcome.RELEASED)]
         writer.close()
+
+
+async def test_a_lapsed_offer_stops_at_the_next_block_before_any_sweep() -> None:
+    async with rig("tcp", block_bytes=ENOUGH // 8, limits=FROZEN) as made:
+        ticket, blocks = made.offer(1, 16)
+        reader, writer = await present(made, ticket, blocks)
+        await until(lambda: bool(made.server._sending))  # type: ignore[attr-defined]
+        made.clock.advance(2.1)
+        made.prefill.expire(made.clock.now)
+        with suppress(ConnectionError):
+            async with asyncio.timeout(20):
+                assert len(await reader.read(-1)) < 16 * made.prefill.block_bytes
+        await until(lambda: made.ended == [(H1, Outcome.EXPIRED)])
+        writer.close()
+
+
+async def test_the_client_says_nothing_after_its_last_word() -> None:
+    """A frame that arrives after the server closed is answered by a reset, which may swallow the answer before it."""
+    spoken = bytearray()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frame(FetchAnswer(block_bytes=1, lease_s=2.0)))
+        while frame(Keep(done=True)) not in spoken:
+            spoken.extend(await reader.read(65536))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.1):  # ten renewals
+                spoken.extend(await reader.read(65536))
+        writer.write(frame(Released(ok=True)))
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    ticket = Ticket(address="{}:{}".format(*server.sockets[0].getsockname()), token=b"", expires_s=1.0)
+    fetched = await TcpTransferClient(FAST).fetch(ticket, [], [], kv_compat=COMPAT, timeout=5)
+    await until(lambda: frame(Keep()) in spoken)
+    assert await fetched.release()
+    assert spoken.endswith(frame(Keep(done=True)))
+    server.close()
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ class OfferBook:
         """One round of `watch`."""
         now = self.clock.monotonic()
         for offer in list(self._open.values()):
-            if not offer.presented and now < offer.present_by:
+            if not offer.presented:
                 self.pool.renew(offer.holder, min(now + self.limits.lease_s, offer.present_by), now=now)
             if not self.is_open(offer):
                 self._end_if_listed(offer, Outcome.EXPIRED)

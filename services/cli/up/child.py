@@ -27,23 +27,30 @@ Sink = Callable[[str], None]
 class Child:
     """A started program. `await wait()` exactly once."""
 
-    def __init__(self, process: asyncio.subprocess.Process, sink: Sink) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, output: int, sink: Sink) -> None:
         self._process = process
-        self._output = asyncio.create_task(_pump(process.stdout, sink))
+        self._output = asyncio.create_task(_pump(output, sink))
 
     @classmethod
     async def start(cls, argv: Sequence[str], env: Mapping[str, str], sink: Sink) -> Child:
         """Raises OSError when there is no such program."""
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            env=env,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_leash(os.getpid()),
-        )
-        return cls(process, sink)
+        reading, writing = os.pipe()  # our own: with asyncio's, the end of the program is seen only after the end of the pipe
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                env=env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writing,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_leash(os.getpid()),
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        return cls(process, reading, sink)
 
     @property
     def pid(self) -> int:
@@ -94,19 +101,24 @@ def _leash(parent: int) -> Callable[[], None] | None:
     return tie
 
 
-async def _pump(stream: asyncio.StreamReader | None, sink: Sink) -> None:
-    """Give `sink` each line of `stream`, without its end."""
-    assert stream is not None
-    rest = b""
-    while data := await stream.read(MAX_LINE):
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            sink(_text(line))
-        if len(rest) >= MAX_LINE:
+async def _pump(descriptor: int, sink: Sink) -> None:
+    """Give `sink` each line that can be read from `descriptor`, without its end; close it."""
+    stream = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb", 0))
+    try:
+        rest = b""
+        while data := await stream.read(MAX_LINE):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                sink(_text(line))
+            if len(rest) >= MAX_LINE:
+                sink(_text(rest))
+                rest = b""
+        if rest:
             sink(_text(rest))
-            rest = b""
-    if rest:
-        sink(_text(rest))
+    finally:
+        transport.close()
 
 
 def _text(line: bytes) -> str:

@@ -30,11 +30,10 @@ class Fetch(Message, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class FetchAnswer(Message, frozen=True, omit_defaults=True, kw_only=True):
-    """`refused`: the last frame. Otherwise the blocks follow, and the lease ends `lease_s` seconds after the last `Keep`."""
+    """`refused`: the last frame. Otherwise the blocks follow, and the lease counts from the last `Keep`."""
 
     refused: RefusalReason | None = None
     block_bytes: int = 0
-    lease_s: float = 0.0
 
 
 class Keep(Message, frozen=True, omit_defaults=True, kw_only=True):

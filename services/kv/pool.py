@@ -1,46 +1,20 @@
-"""The ledger of one worker's KV blocks, and the views into the memory that was passed in.
+"""One worker's pool of KV blocks: the ledger, and views into the memory that was passed in.
 
-Owns: which block is free, cached or held, by whom and until when; generations. Must not know: NATS, engines, torch,
-what the bytes mean. Invariant (`check_integrity`): free + cached + held = total, each block in exactly one state,
-reference counts equal holders. A generation is raised each time a block is given out anew, so (block, generation)
-never names two contents.
-
-Times are monotonic seconds of the caller's clock. Everything runs on one event loop; nothing here blocks or awaits.
+Owns: where a block's bytes lie, and their checksums. Must not know: what the bytes mean, who made the memory (torch, a memfd, a
+bytearray). Invariant: the bytes of a block do not change between its checksum and its next generation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-
 import xxhash
 
-from schemas.errors import InternalError, Unavailable
-from services.kv.holders import Holder
-from services.kv.integrity import find_problems
-from services.kv.prefix import NullPrefixCache, PrefixCache
+from services.kv.ledger import BlockLedger, LedgerError, PoolExhausted
+from services.kv.prefix import PrefixCache
+
+__all__ = ["BlockPool", "LedgerError", "PoolExhausted"]
 
 
-class PoolExhausted(Unavailable):
-    """Fewer free and cached blocks than asked for; nothing was changed."""
-
-
-class LedgerError(InternalError):
-    """The ledger was used wrongly or is inconsistent: a bug of ours, never load."""
-
-
-@dataclass(slots=True)
-class _Hold:
-    """What one holder has: blocks in the order it got them (a dict as ordered set), and the end of its lease."""
-
-    expires: float | None
-    blocks: dict[int, None] = field(default_factory=dict)
-
-    def lapsed(self, now: float) -> bool:
-        return self.expires is not None and self.expires <= now
-
-
-class BlockPool:
+class BlockPool(BlockLedger):
     """`blocks` blocks of `block_bytes` bytes each, in `memory`: block i is bytes i*block_bytes up to (i+1)*block_bytes.
 
     Without `memory` the pool only accounts, and `view` and `checksum` raise LedgerError.
@@ -54,57 +28,12 @@ class BlockPool:
         memory: memoryview | None = None,
         prefix: PrefixCache | None = None,
     ) -> None:
+        super().__init__(blocks, prefix=prefix)
         if memory is not None and memory.nbytes != blocks * block_bytes:
             raise LedgerError(f"{blocks} blocks of {block_bytes} bytes do not fill a memory of {memory.nbytes}")
-        self.total = blocks
         self.block_bytes = block_bytes
-        self.prefix: PrefixCache = prefix or NullPrefixCache()
-        self.leases_lapsed = 0
         self._memory = None if memory is None else memory.cast("B")
-        self._free = list(range(blocks - 1, -1, -1))  # a stack: a block just freed is warm in the CPU's caches
-        self._refs = [0] * blocks
-        self._generations = [0] * blocks
-        self._checksums: dict[int, int] = {}
-        self._indexed: set[int] = set()
-        self._cached: set[int] = set()
-        self._holds: dict[Holder, _Hold] = {}
-
-    # what is where
-
-    @property
-    def free(self) -> int:
-        return len(self._free)
-
-    @property
-    def cached(self) -> int:
-        """Blocks that only the prefix cache keeps; they are given out when no free one is left."""
-        return len(self._cached)
-
-    @property
-    def held(self) -> int:
-        return self.total - self.free - self.cached
-
-    @property
-    def available(self) -> int:
-        """What `allocate` could give now."""
-        return self.free + self.cached
-
-    @property
-    def holders(self) -> tuple[Holder, ...]:
-        return tuple(self._holds)
-
-    def blocks(self, holder: Holder) -> tuple[int, ...]:
-        """The holder's blocks in the order it got them; () when it is unknown (its lease may have run out)."""
-        hold = self._holds.get(holder)
-        return () if hold is None else tuple(hold.blocks)
-
-    def alive(self, holder: Holder, now: float) -> bool:
-        """True while the holder is known and its lease, if it has one, has not run out."""
-        hold = self._holds.get(holder)
-        return hold is not None and not hold.lapsed(now)
-
-    def generation(self, block: int) -> int:
-        return self._generations[block]
+        self._checksums: dict[int, tuple[int, int]] = {}  # block: (generation, digest)
 
     def view(self, block: int) -> memoryview:
         """The `block_bytes` bytes of `block`, writable if the memory is. Raises LedgerError without memory."""
@@ -116,162 +45,8 @@ class BlockPool:
 
     def checksum(self, block: int) -> int:
         """xxh3_64 of the block, taken once a generation: from then on nobody writes it until it is given out anew."""
-        if block not in self._checksums:
-            self._checksums[block] = xxhash.xxh3_64_intdigest(self.view(block))
-        return self._checksums[block]
-
-    # getting blocks
-
-    def allocate(self, holder: Holder, n: int, *, expires: float | None = None) -> list[int]:
-        """`n` blocks for a new holder. Raises PoolExhausted, LedgerError when the holder exists."""
-        self._must_be_new(holder)
-        blocks = self._take(n)
-        self._holds[holder] = _Hold(expires, dict.fromkeys(blocks))
-        return blocks
-
-    def extend(self, holder: Holder, n: int) -> list[int]:
-        """`n` more blocks for a known holder. Raises PoolExhausted, LedgerError when it is unknown."""
-        hold = self._known(holder)
-        blocks = self._take(n)
-        hold.blocks.update(dict.fromkeys(blocks))
-        return blocks
-
-    def hold(self, holder: Holder, blocks: Sequence[int], *, expires: float | None = None) -> None:
-        """Share cached or held blocks with `holder`, which is made (with this lease) when it is new.
-
-        Blocks it already has stay counted once. Raises LedgerError for a free block; then nothing was changed.
-        """
-        free = [block for block in blocks if not self._in_use(block)]
-        if free:
-            raise LedgerError(f"{holder} would share blocks that hold nothing: {free}")
-        hold = self._holds.setdefault(holder, _Hold(expires))
-        for block in blocks:
-            if block in hold.blocks:
-                continue
-            hold.blocks[block] = None
-            self._refs[block] += 1
-            if block in self._cached:
-                self._cached.remove(block)
-                self.prefix.pin([block])
-
-    def seal(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> None:
-        """Held blocks are full, have these identities and are never written again; the prefix cache may index them."""
-        if len(blocks) != len(hashes) or any(self._refs[block] == 0 for block in blocks):
-            raise LedgerError("only held blocks, each with its identity, may be sealed")
-        new = [(block, key) for block, key in zip(blocks, hashes, strict=True) if block not in self._indexed]
-        taken = self.prefix.insert([key for _, key in new], [block for block, _ in new])
-        self._indexed.update(block for (block, _), took in zip(new, taken, strict=True) if took)
-
-    # leases
-
-    def renew(self, holder: Holder, expires: float, *, now: float) -> bool:
-        """Move the end of a lease. False when the holder is unknown or its lease has run out: that is final."""
-        if not self.alive(holder, now):
-            return False
-        self._holds[holder].expires = expires
-        return True
-
-    def transfer(self, old: Holder, new: Holder, *, expires: float | None = None) -> None:
-        """Everything `old` holds becomes `new`'s, under a new lease; no block moves. Raises LedgerError."""
-        hold = self._known(old)
-        self._must_be_new(new)
-        del self._holds[old]
-        hold.expires = expires
-        self._holds[new] = hold
-
-    def expire(self, now: float) -> list[Holder]:
-        """Release every holder whose lease ran out, and name them."""
-        lapsed = [holder for holder, hold in self._holds.items() if hold.lapsed(now)]
-        for holder in lapsed:
-            self.release(holder)
-        self.leases_lapsed += len(lapsed)
-        return lapsed
-
-    # giving blocks back
-
-    def release(self, holder: Holder) -> None:
-        """The holder ends. Its blocks go to the prefix cache where that keeps them, else they are free. Idempotent."""
-        hold = self._holds.pop(holder, None)
-        if hold is not None:
-            self._unreference(hold.blocks)
-
-    def give_back(self, holder: Holder, blocks: Iterable[int]) -> None:
-        """A known holder drops some of its blocks. Raises LedgerError for one that it does not have."""
-        hold = self._known(holder)
-        dropped = dict.fromkeys(blocks)
-        foreign = [block for block in dropped if block not in hold.blocks]
-        if foreign:
-            raise LedgerError(f"{holder} does not hold {foreign}")
-        for block in dropped:
-            del hold.blocks[block]
-        self._unreference(dropped)
-
-    # proof
-
-    def orphaned(self, live: Collection[Holder]) -> list[int]:
-        """Blocks that only holders outside `live` hold; the metric kv_blocks_orphaned is their number."""
-        known = {block for holder in live for block in self.blocks(holder)}
-        return [block for block, refs in enumerate(self._refs) if refs and block not in known]
-
-    def check_integrity(self) -> None:
-        """Raises LedgerError that says what is wrong with the books."""
-        problems = find_problems(
-            free=self._free,
-            cached=self._cached,
-            indexed=self._indexed,
-            refs=self._refs,
-            held=[hold.blocks for hold in self._holds.values()],
-        )
-        if problems:
-            raise LedgerError("; ".join(problems))
-
-    # inside
-
-    def _in_use(self, block: int) -> bool:
-        return self._refs[block] > 0 or block in self._cached
-
-    def _known(self, holder: Holder) -> _Hold:
-        hold = self._holds.get(holder)
-        if hold is None:
-            raise LedgerError(f"{holder} holds nothing here")
-        return hold
-
-    def _must_be_new(self, holder: Holder) -> None:
-        if holder in self._holds:
-            raise LedgerError(f"{holder} already holds blocks")
-
-    def _take(self, n: int) -> list[int]:
-        if n < 0:
-            raise LedgerError(f"{n} blocks were asked for")
-        if n > self.available:
-            raise PoolExhausted(f"{n} KV blocks asked for, {self.available} of {self.total} available")
-        if n > self.free:
-            self._evict(n - self.free)
-        blocks = [self._free.pop() for _ in range(n)]
-        for block in blocks:
-            self._refs[block] = 1
-            self._generations[block] += 1
-        return blocks
-
-    def _evict(self, n: int) -> None:
-        evicted = self.prefix.evict(n)
-        if len(evicted) != n or not self._cached.issuperset(evicted):
-            raise LedgerError(f"the prefix cache evicted {evicted} where {n} of {sorted(self._cached)} were due")
-        self._cached.difference_update(evicted)
-        self._indexed.difference_update(evicted)
-        self._free_now(evicted)
-
-    def _unreference(self, blocks: Iterable[int]) -> None:
-        last_first = list(blocks)[::-1]
-        for block in last_first:
-            self._refs[block] -= 1
-        unheld = [block for block in last_first if self._refs[block] == 0]
-        kept = [block for block in unheld if block in self._indexed]
-        self._cached.update(kept)
-        self.prefix.unpin(kept)
-        self._free_now([block for block in unheld if block not in self._indexed])
-
-    def _free_now(self, blocks: Iterable[int]) -> None:
-        for block in blocks:
-            self._checksums.pop(block, None)
-            self._free.append(block)
+        generation, digest = self._checksums.get(block, (-1, 0))
+        if generation != self.generation(block):
+            digest = xxhash.xxh3_64_intdigest(self.view(block))
+            self._checksums[block] = (self.generation(block), digest)
+        return digest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import suppress
 
 import msgspec
@@ -36,12 +37,15 @@ def frame(message: msgspec.Struct) -> bytes:
 
 
 def grant_frame(made: Rig) -> bytes:
-    return frame(FetchAnswer(block_bytes=made.prefill.block_bytes, lease_s=FAST.lease_s))
+    return frame(FetchAnswer(block_bytes=made.prefill.block_bytes))
 
 
 async def connect(made: Rig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, port = split_address(made.server.address)
-    return await asyncio.open_connection(host, port)
+    sock = socket.socket()
+    sock.setblocking(False)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    await asyncio.get_running_loop().sock_connect(sock, split_address(made.server.address))
+    return await asyncio.open_connection(sock=sock)
 
 
 async def present(made: Rig, ticket: Ticket, blocks: list[BlockRef]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -177,7 +181,7 @@ async def test_the_client_says_nothing_after_its_last_word() -> None:
     spoken = bytearray()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(frame(FetchAnswer(block_bytes=1, lease_s=2.0)))
+        writer.write(frame(FetchAnswer(block_bytes=1)))
         while frame(Keep(done=True)) not in spoken:
             spoken.extend(await reader.read(65536))
         with suppress(TimeoutError):

@@ -129,7 +129,7 @@ class TcpTransferServer:
         loop = asyncio.get_running_loop()
         self._sending[offer] = sock
         try:
-            await send_frame(sock, FetchAnswer(block_bytes=self._pool.block_bytes, lease_s=self._limits.lease_s))
+            await send_frame(sock, FetchAnswer(block_bytes=self._pool.block_bytes))
             for slot in slots:
                 if not self._book.is_open(offer):
                     raise ConnectionAbortedError("the offer ended while its blocks were on their way")

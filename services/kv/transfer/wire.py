@@ -21,7 +21,6 @@ MAX_FRAME = 1 << 20
 """Bytes; a Fetch of 50,000 blocks still fits."""
 CHECKSUM_BYTES = 8
 _LENGTH_BYTES = 4
-_SOCKET_BUFFER = 4 << 20
 
 M = TypeVar("M")
 
@@ -31,11 +30,9 @@ class PeerClosed(ConnectionError):
 
 
 def tune(sock: socket.socket) -> None:
-    """Non-blocking, no Nagle delay, buffers that hold several blocks."""
+    """Non-blocking, no Nagle delay. Buffer sizes are the kernel's: a size set here would end its tuning, at a lower limit."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER)
 
 
 def advertised(host: str, port: int) -> str:

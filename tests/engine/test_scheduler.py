@@ -1,0 +1,119 @@
+"""Which tokens a step computes: decode first, prompts in order of arrival, no more than the time allows."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.job import Tier
+from services.engine.scheduler import Chunk, ChunkedScheduler, Step, choose_victim
+from services.engine.sequence import Sequence
+from tests.engine.fakes import spec
+
+
+def waiting(run: int, tokens: int, computed: int = 0, tier: Tier = Tier.PAID) -> Sequence:
+    ids = [1] * tokens
+    return Sequence(spec(run, ids, tier=tier), 0, ids, (), arrival=run, then_decode=True, computed=computed)
+
+
+def decoding(run: int, tokens: int = 5, tier: Tier = Tier.PAID) -> Sequence:
+    sequence = waiting(run, tokens, computed=tokens, tier=tier)
+    sequence.ids.append(9)
+    return sequence
+
+
+def scheduler(*, max_batch: int = 4, max_tokens: int = 64, target_s: float = 1.0) -> ChunkedScheduler:
+    return ChunkedScheduler(max_batch=max_batch, max_tokens=max_tokens, target_s=target_s, chunk_tokens=16)
+
+
+def shape(step: Step | None) -> list[tuple[int, int, int, bool]]:
+    assert step is not None
+    return [(chunk.sequence.run, chunk.start, chunk.count, chunk.samples) for chunk in step.chunks]
+
+
+def measured(policy: ChunkedScheduler, tokens: int, seconds: float) -> ChunkedScheduler:
+    policy.observe(Step((Chunk(waiting(99, tokens), 0, tokens, samples=True),)), seconds)
+    return policy
+
+
+def test_nothing_to_do() -> None:
+    assert scheduler().plan([]) is None
+
+
+def test_decode_rows_come_first_then_prompts_in_order_of_arrival() -> None:
+    step = scheduler().plan([waiting(1, 20), decoding(2), waiting(3, 10, computed=4), decoding(4, 7)])
+    assert shape(step) == [(2, 5, 1, True), (4, 7, 1, True), (1, 0, 20, True), (3, 4, 6, True)]
+
+
+def test_the_prompt_that_does_not_fit_is_cut_and_the_next_one_waits() -> None:
+    step = scheduler().plan([waiting(1, 40), waiting(2, 40), waiting(3, 5)])
+    assert shape(step) == [(1, 0, 40, True), (2, 0, 24, False)]
+
+
+def test_no_more_rows_than_the_batch_holds() -> None:
+    assert shape(scheduler(max_batch=2).plan([decoding(run) for run in (1, 2, 3)])) == [(1, 5, 1, True), (2, 5, 1, True)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "budget"),
+    [
+        (100, 2.0, 48),  # 50 tokens fit the second: whole chunks of 16
+        (100, 0.1, 64),  # never more than max_tokens
+        (100, 50.0, 16),  # never less than one chunk
+    ],
+)
+def test_a_step_is_sized_by_time(tokens: int, seconds: float, budget: int) -> None:
+    policy = measured(scheduler(), tokens, seconds)
+    assert policy.prompt_budget == budget
+    assert shape(policy.plan([waiting(1, 500)])) == [(1, 0, budget, False)]
+
+
+def test_decode_rows_take_their_part_of_the_time() -> None:
+    policy = measured(scheduler(), 100, 2.0)
+    step = policy.plan([*(decoding(run) for run in (1, 2, 3, 4)), waiting(5, 500)])
+    assert shape(step)[-1] == (5, 0, 32, False)
+
+
+def test_the_short_end_of_a_prompt_hardly_changes_the_rate() -> None:
+    policy = measured(measured(scheduler(), 100, 2.0), 1, 0.1)
+    assert policy.prompt_budget == 32
+    for _ in range(3):
+        measured(policy, 64, 1.28)
+    assert policy.prompt_budget == 48
+
+
+def test_steps_that_only_decode_say_nothing_of_prompts() -> None:
+    policy = measured(scheduler(), 100, 2.0)
+    policy.observe(Step((Chunk(decoding(1), 5, 1, samples=True),)), 0.9)
+    assert policy.prompt_budget == 48
+
+
+def test_a_limit_below_the_smallest_chunk_holds() -> None:
+    assert shape(scheduler(max_tokens=5).plan([waiting(1, 50)])) == [(1, 0, 5, False)]
+    assert shape(measured(scheduler(max_tokens=5), 5, 9.0).plan([waiting(1, 50)])) == [(1, 0, 5, False)]
+
+
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=6), st.floats(0.0001, 0.2), st.integers(1, 80))
+def test_every_prompt_token_is_computed_once_in_order(lengths: list[int], token_s: float, max_tokens: int) -> None:
+    policy = scheduler(max_tokens=max_tokens)
+    sequences = [waiting(run, length) for run, length in enumerate(lengths)]
+    for _ in range(sum(lengths)):
+        step = policy.plan(sequence for sequence in sequences if sequence.uncomputed)
+        if step is None:
+            break
+        assert 0 < step.prompt_tokens <= max_tokens
+        for chunk in step.chunks:
+            assert chunk.start == chunk.sequence.computed
+            chunk.sequence.computed += chunk.count
+            assert chunk.samples == (chunk.sequence.uncomputed == 0)
+        policy.observe(step, step.prompt_tokens * token_s)
+    assert [sequence.computed for sequence in sequences] == lengths
+
+
+def test_the_victim_is_the_last_of_the_lowest_tier() -> None:
+    tiers = [Tier.FREE, Tier.PAID, Tier.FREE, Tier.ENTERPRISE]
+    sequences = [decoding(run, tier=tier) for run, tier in enumerate(tiers)]
+    assert choose_victim(sequences).run == 2
+    assert choose_victim([sequences[0], sequences[1], sequences[3]]).run == 0
+    assert choose_victim([sequences[3], sequences[1]]).run == 1

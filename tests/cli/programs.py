@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import time
@@ -40,17 +39,8 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def until(condition: Callable[[], object], limit: float = 10.0) -> None:
-    """Wait until `condition` holds. Raises TimeoutError."""
-    async with asyncio.timeout(limit):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.01)
-
-
 def until_now(condition: Callable[[], object], limit: float = 10.0) -> None:
-    """`until` without an event loop."""
+    """`tests.waiting.until` without an event loop."""
     deadline = time.monotonic() + limit
     while not condition():
         if time.monotonic() > deadline:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from services.cli.up.child import MAX_LINE, Child, describe
-from tests.cli.programs import CRASHES, GOOD, PARENT, STUBBORN, alive, argv, until, until_now
+from tests.cli.programs import CRASHES, GOOD, PARENT, STUBBORN, alive, argv, until_now
+from tests.waiting import until
 
 
 async def start(source: str, lines: list[str]) -> Child:

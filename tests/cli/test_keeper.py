@@ -12,7 +12,8 @@ from services.cli.failure import CommandError
 from services.cli.up.keeper import LAST_DELAY_S, Keeper, Watch, backoff
 from services.cli.up.output import LogFile, Output
 from services.clock import ManualClock
-from tests.cli.programs import CRASHES, GOOD, STUBBORN, alive, program, until
+from tests.cli.programs import CRASHES, GOOD, STUBBORN, alive, program
+from tests.waiting import until
 
 DIES_TWICE = (
     "import os, pathlib, signal, sys\n"

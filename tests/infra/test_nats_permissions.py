@@ -28,7 +28,7 @@ JOB = "0" * 32
 
 WORKER_REGISTRY = (
     f"$JS.API.STREAM.CREATE.KV_{WORKERS_BUCKET}",
-    f"$JS.API.STREAM.INFO.KV_{WORKERS_BUCKET}",
+    f"$JS.API.STREAM.UPDATE.KV_{WORKERS_BUCKET}",
     f"$KV.{WORKERS_BUCKET}.{P}",
 )
 PREFILL_ASKS = (S.decode_lease(D), S.decode_handoff(D), S.decode_offer(D))
@@ -57,7 +57,7 @@ MAY_PUBLISH: dict[str, tuple[str, ...]] = {
         f"$JS.API.STREAM.UPDATE.{JOBS_STREAM}",
         f"$JS.API.STREAM.INFO.{JOBS_STREAM}",
         f"$JS.API.STREAM.PURGE.{JOBS_STREAM}",
-        f"$JS.API.CONSUMER.CREATE.{JOBS_STREAM}.standard-3.hr.jobs.x.standard.3.>",
+        f"$JS.API.CONSUMER.DURABLE.CREATE.{JOBS_STREAM}.standard-3",
         f"$JS.API.CONSUMER.INFO.{JOBS_STREAM}.standard-3",
         f"$JS.API.CONSUMER.MSG.NEXT.{JOBS_STREAM}.standard-3",
         f"$JS.ACK.{JOBS_STREAM}.standard-3.1.1.1.1700000000000000000.0",

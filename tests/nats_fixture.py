@@ -69,14 +69,13 @@ class NatsServer:
         self.start()
 
     def pause(self) -> None:
-        self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitpid(self._process.pid, os.WUNTRACED)  # until every thread of it stands still
 
     def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
-        os.kill(self._process.pid, number)
+        self._process.send_signal(signal.SIGCONT)
 
     def _end(self, number: signal.Signals) -> None:
         process, self._process = self._process, None

@@ -127,6 +127,7 @@ class NatsBus:
         except TimeoutError:
             _log.warning("NATS does not read; closing without it")
         self._client.abort()
+        await asyncio.sleep(0)  # the socket is closed at the loop's next turn
 
     async def _open(self, servers: Sequence[str], timeout: float, credentials: Credentials | None, ping_interval: float) -> None:
         refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -50,9 +50,11 @@ class EdgeSettings(_Section):
     queue_deadline_s: float = Field(30.0, gt=0)
     first_token_deadline_s: float = Field(120.0, gt=0)
     total_deadline_s: float = Field(600.0, gt=0)
+    body_deadline_s: float = Field(30.0, gt=0)
     keep_alive_s: float = Field(10.0, gt=0)
     write_deadline_s: float = Field(30.0, gt=0)
     default_max_tokens: int | None = Field(None, gt=0)
+    drain_timeout_s: float = Field(30.0, gt=0)
 
 
 class RouterSettings(_Section):

@@ -17,7 +17,7 @@ from schemas.errors import DeadlineExceeded, HeadraceError, InternalError, Queue
 from schemas.identity import job_id
 from schemas.lifecycle import State
 from schemas.reply import Reply
-from schemas.state import Death, QueueReport
+from schemas.state import Death, ModelCard, QueueReport
 from schemas.subjects import Subjects
 from services.bus.interface import Bus, Subscription
 from services.bus.typed import Refusals, listen
@@ -75,6 +75,18 @@ class Supervisor:
     def __len__(self) -> int:
         """Jobs whose compute may not have ended."""
         return len(self._jobs)
+
+    @property
+    def connected(self) -> bool:
+        return self._bus.connected
+
+    def card(self, model: str) -> ModelCard | None:
+        """What can be served of `model` now, None when nothing can."""
+        return self.models.card(model)
+
+    def retry_after(self, model: str) -> float:
+        """Seconds after which a request that found no capacity may find some."""
+        return self.models.retry_after(model)
 
     async def open(self) -> None:
         """Begin to listen and to beat. Raises `Disconnected`."""

@@ -1,0 +1,91 @@
+"""The HTTP application: routes, and the envelope of everything that is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from schemas.errors import BusUnavailable, HeadraceError, ModelNotFound, Unavailable
+from services.edge.api.body import ClientGone
+from services.edge.api.chat import ChatCompletions, Served
+from services.edge.api.errors import error_response, from_status
+from services.edge.api.gate import Gate, Traffic
+from services.edge.api.request import ChatRequest
+
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+_CLIENT_GONE = 499
+_CHAT_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": ChatRequest.model_json_schema()}}}
+}
+
+
+def create_app(served: Served, traffic: Traffic, new_id: Callable[[], str]) -> FastAPI:
+    """`new_id` names a request whose client did not."""
+    app = FastAPI(title="Headrace", redoc_url=None, redirect_slashes=False)
+    app.add_middleware(Gate, traffic=traffic, new_id=new_id)
+    app.add_exception_handler(HeadraceError, _refused)
+    app.add_exception_handler(HTTPException, _framework_refused)
+    app.add_exception_handler(ClientGone, _nobody_there)
+    chat = ChatCompletions(served)
+
+    @app.post("/v1/chat/completions", openapi_extra=_CHAT_BODY)
+    async def chat_completions(request: Request) -> Response:
+        return await chat(request)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        name = served.text.name
+        listed = [_model(served, name)] if served.jobs.card(name) is not None else []
+        return JSONResponse({"object": "list", "data": listed})
+
+    @app.get("/v1/models/{model:path}")
+    async def model(model: str) -> Response:
+        if model != served.text.name or served.jobs.card(model) is None:
+            raise ModelNotFound(f"The model {model[:100]!r} does not exist.", param="model")
+        return JSONResponse(_model(served, model))
+
+    @app.get("/health")
+    async def health() -> Response:
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        if traffic.draining:
+            raise Unavailable("The server is shutting down.", retry_after=1.0)
+        if not served.jobs.connected:
+            raise BusUnavailable("The service is reconnecting.", retry_after=1.0)
+        if served.jobs.card(served.text.name) is None:
+            raise Unavailable("No worker serves the model now.", retry_after=1.0)
+        return JSONResponse({"status": "ready"})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(served.metrics.prometheus_text(), media_type=_PROMETHEUS)
+
+    return app
+
+
+def _model(served: Served, name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": served.started, "owned_by": "headrace"}
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HeadraceError)
+    return error_response(error)
+
+
+async def _framework_refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    response = error_response(from_status(error.status_code, request.method, request.url.path))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _nobody_there(_: Request, __: Exception) -> Response:
+    return Response(status_code=_CLIENT_GONE)

@@ -1,0 +1,92 @@
+"""Around every request: its id, the refusal of new work while the process drains, the envelope of what nobody caught.
+
+Owns the count of requests in progress. Invariant: every answer carries `x-request-id`; no failure of ours reaches the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from schemas.errors import Unavailable
+from services.edge.api.errors import error_response, internal_error
+from services.telemetry.logs import fields
+
+_log = logging.getLogger("headrace.edge")
+_ACCEPTED = re.compile(rb"[A-Za-z0-9_.-]{1,128}")
+_ALWAYS_OPEN = frozenset({"/health", "/ready", "/metrics"})
+
+
+class Traffic:
+    """Requests in progress, and whether new ones may begin."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self.running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def enter(self) -> None:
+        self.running += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        self.running -= 1
+        if not self.running:
+            self._idle.set()
+
+    async def idle(self, timeout: float) -> bool:
+        """True once nothing is in progress, False after `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class Gate:
+    def __init__(self, app: ASGIApp, traffic: Traffic, new_id: Callable[[], str]) -> None:
+        self._app = app
+        self._traffic = traffic
+        self._new_id = new_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = self._request_id(scope)
+        header = (b"x-request-id", request_id.encode())
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message["headers"], header]
+            await send(message)
+
+        self._traffic.enter()
+        try:
+            if self._traffic.draining and scope["path"] not in _ALWAYS_OPEN:
+                draining = Unavailable("The server is shutting down.", retry_after=1.0)
+                await error_response(draining)(scope, receive, send_with_id)
+            else:
+                await self._app(scope, receive, send_with_id)
+        except Exception:
+            _log.exception("a request failed", extra=fields(request=request_id, path=scope["path"]))
+            if not started:
+                await error_response(internal_error(request_id))(scope, receive, send_with_id)
+        finally:
+            self._traffic.leave()
+
+    def _request_id(self, scope: Scope) -> str:
+        for name, value in scope["headers"]:
+            if name == b"x-request-id" and _ACCEPTED.fullmatch(value):
+                return str(value.decode())
+        return self._new_id()

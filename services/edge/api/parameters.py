@@ -1,0 +1,89 @@
+"""A request and what its model can do → how tokens are drawn. Pure functions.
+
+Invariant: nothing that changes the answer is ignored: what the model's engine cannot honour is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schemas.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
+from schemas.job import U64, Sampling
+from schemas.state import Capabilities
+from services.edge.api.request import ChatRequest
+
+
+def refuse_unsupported(request: ChatRequest, capabilities: Capabilities) -> None:
+    """Raises `UnsupportedParameter` for the first field that would have to be ignored."""
+    format_ = request.response_format or {"type": "text"}
+    asked: dict[str, tuple[bool, bool]] = {
+        "n": ((request.n or 1) > 1, False),
+        "tools": (bool(request.tools), False),
+        "functions": (bool(request.functions), False),
+        "tool_choice": (request.tool_choice not in (None, "none", "auto"), False),
+        "function_call": (request.function_call not in (None, "none", "auto"), False),
+        "response_format": (format_.get("type") != "text", False),
+        "modalities": (request.modalities not in (None, ["text"]), False),
+        "audio": (request.audio is not None, False),
+        "prediction": (request.prediction is not None, False),
+        "web_search_options": (request.web_search_options is not None, False),
+        "logprobs": (bool(request.logprobs), False),
+        "top_logprobs": (bool(request.top_logprobs), False),
+        "prompt_logprobs": (bool(request.prompt_logprobs), False),
+        "seed": (request.seed is not None, capabilities.seed),
+        "presence_penalty": (bool(request.presence_penalty), capabilities.penalties),
+        "frequency_penalty": (bool(request.frequency_penalty), capabilities.penalties),
+        "repetition_penalty": (request.repetition_penalty not in (None, 1), capabilities.penalties),
+        "min_p": (bool(request.min_p), capabilities.min_p),
+        "top_k": ((request.top_k or 0) > 0, capabilities.min_p),  # no flag of its own: a sampler has both or neither
+        "logit_bias": (bool(request.logit_bias), capabilities.logit_bias),
+    }
+    for name, (wanted, offered) in asked.items():
+        if wanted and not offered:
+            raise UnsupportedParameter(f"This model does not support '{name}'.", param=name)
+
+
+def max_tokens(request: ChatRequest, prompt_tokens: int, context_length: int, default: int | None) -> int:
+    """How many tokens may be generated: what was asked for, clamped to what remains of the context.
+
+    Raises `ContextLengthExceeded` when nothing remains.
+    """
+    remaining = context_length - prompt_tokens
+    if remaining < 1:
+        text = f"This model's context is {context_length} tokens; your messages are {prompt_tokens} tokens."
+        raise ContextLengthExceeded(text, param="messages")
+    asked = request.max_completion_tokens or request.max_tokens or default
+    return min(asked, remaining) if asked else remaining
+
+
+def sampling(request: ChatRequest, limit: int, seed: int) -> Sampling:
+    """`limit`: as `max_tokens` gives it; `seed`: drawn for a request that has none. Raises `InvalidRequest`."""
+    if (request.min_tokens or 0) > limit:
+        raise InvalidRequest(f"'min_tokens' is more than the {limit} tokens that may be generated.", param="min_tokens")
+    return Sampling(
+        seed=seed if request.seed is None else request.seed % U64,
+        max_tokens=limit,
+        min_tokens=request.min_tokens or 0,
+        temperature=_or(request.temperature, 1.0),
+        top_p=_or(request.top_p, 1.0),
+        top_k=max(0, request.top_k or 0),
+        min_p=request.min_p or 0.0,
+        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        logit_bias=_bias(request.logit_bias or {}),
+        ignore_eos=request.ignore_eos or False,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else float(value)
+
+
+def _bias(value: dict[str, Any]) -> dict[int, float]:
+    bias = {}
+    for key, amount in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise InvalidRequest(f"'logit_bias' holds {key[:20]!r}, which is no token id.", param="logit_bias")
+        bias[int(key)] = float(amount)
+    return bias

@@ -1,0 +1,60 @@
+"""What the HTTP layer needs of the rest of the edge; the tests play it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from schemas.state import ModelCard
+from services.edge.jobs.draft import Delta, Draft
+from services.text.stream import Delta as TextDelta
+
+
+class Handle(Protocol):
+    """One job; see `services.edge.jobs.handle`."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def cached_tokens(self) -> int: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    async def admitted(self) -> None: ...
+
+    async def next(self, timeout: float) -> list[Delta]: ...
+
+    def cancel(self) -> None: ...
+
+
+class Jobs(Protocol):
+    """Starts jobs and knows what can be served now."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    def start(self, draft: Draft) -> Handle: ...
+
+    def card(self, model: str) -> ModelCard | None: ...
+
+    def retry_after(self, model: str) -> float: ...
+
+
+class Text(Protocol):
+    """The text of one choice; see `services.text.stream`."""
+
+    def push(self, ids: Iterable[int]) -> TextDelta: ...
+
+    def finish(self) -> str: ...
+
+
+class TextModel(Protocol):
+    """The text side of the served model."""
+
+    name: str
+
+    async def encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]: ...
+
+    def stream(self, stops: Sequence[str]) -> Text: ...

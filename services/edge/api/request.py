@@ -1,0 +1,85 @@
+"""The body of POST /v1/chat/completions, checked strictly: no coercion, finite numbers, ranges. Null is the same as absent.
+
+Only shapes and ranges here; whether a model can honour a field is `parameters`' question. Fields that are not named are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from schemas.errors import InvalidRequest
+
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    include_usage: bool | None = None
+
+
+class ChatRequest(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: str
+    messages: Any = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Any = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+
+
+def read_request(body: dict[str, Any]) -> ChatRequest:
+    """Raises `InvalidRequest` for the first field that is wrong."""
+    try:
+        return ChatRequest.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        param = _param(first["loc"])
+        raise InvalidRequest(f"Invalid value for '{param}': {first['msg']}.", param=param) from None
+
+
+def read_stops(value: Any, most: int) -> tuple[str, ...]:
+    """Raises `InvalidRequest` for anything but null, a string, or up to `most` strings; empty ones are refused."""
+    stops = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise InvalidRequest("'stop' must be a string or an array of strings.", param="stop")
+    if len(stops) > most:
+        raise InvalidRequest(f"'stop' may hold at most {most} strings.", param="stop")
+    if "" in stops:
+        raise InvalidRequest("'stop' may not hold an empty string.", param="stop")
+    return tuple(stops)
+
+
+def _param(location: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text

@@ -1,0 +1,73 @@
+"""The life of an edge process: load the text model, connect, serve HTTP until told to stop, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from random import SystemRandom
+
+from schemas.subjects import Subjects
+from services.bus.jetstream import JetStream
+from services.bus.jetstream_queue import JetStreamWorkQueue
+from services.bus.nats_bus import Credentials, connect
+from services.clock import SystemClock
+from services.edge.api.app import create_app
+from services.edge.api.chat import Served
+from services.edge.api.gate import Traffic
+from services.edge.http_server import HttpServer, free_port
+from services.edge.jobs.supervisor import Supervisor
+from services.edge.jobs.timing import Timing
+from services.edge.tenant import server_secret, tenant
+from services.edge.text_model import TextModel
+from services.models.store import ModelStore
+from services.settings import Settings
+from services.telemetry import names
+from services.telemetry.logs import fields
+from services.telemetry.metrics import Metrics
+
+_CANCEL_S = 2.0
+_log = logging.getLogger("headrace.edge")
+
+
+async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set, then let running answers finish within the drain deadline.
+
+    Raises `PortInUse` (an OSError), `ModelError`, `BusUnavailable`.
+    """
+    edge, nats = settings.edge, settings.nats
+    free_port(edge.host, edge.port)
+    clock, random, metrics = SystemClock(), SystemRandom(), Metrics.collecting(process)
+    files = ModelStore(settings.home_dir, clock=clock).open(settings.model, weights=False)
+    text = TextModel.load(files.name, files.folder, clock)
+    whose = tenant(server_secret(settings.home_dir))
+    credentials = Credentials(nats.user, nats.password) if nats.user else None
+    bus = await connect(
+        nats.url, process, "edge", credentials=credentials, timeout=nats.connect_timeout_s, clock=clock, metrics=metrics
+    )
+    try:
+        subjects = Subjects(nats.prefix)
+        queue = JetStreamWorkQueue(JetStream(bus), subjects)
+        jobs = Supervisor(bus, queue, subjects, clock, random, metrics, Timing(submit_s=edge.submit_timeout_s))
+        await jobs.open()
+        traffic = Traffic()
+        metrics.gauge(names.REQUESTS_RUNNING, lambda: float(len(jobs)))
+        served = Served(edge, jobs, text, whose, clock, random, metrics, int(clock.wall()))
+        app = create_app(served, traffic, lambda: f"req-{random.getrandbits(96):024x}")
+        server = HttpServer(app, edge.host, edge.port)
+        await server.start()
+        _log.info("serving", extra=fields(url=f"http://{edge.host}:{server.port}", model=files.name))
+        await stop.wait()
+        await _drain(traffic, jobs, server, edge.drain_timeout_s)
+    finally:
+        text.close()
+        await bus.drain(_CANCEL_S)
+
+
+async def _drain(traffic: Traffic, jobs: Supervisor, server: HttpServer, timeout: float) -> None:
+    """Readiness first, then no new work, then the end of what runs; what does not end in time is cancelled."""
+    traffic.draining = True
+    if not await traffic.idle(timeout):
+        _log.warning("requests outlived the drain deadline", extra=fields(requests=traffic.running))
+    await jobs.close(_CANCEL_S)
+    await traffic.idle(_CANCEL_S)
+    await server.stop(_CANCEL_S)

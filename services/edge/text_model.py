@@ -1,0 +1,60 @@
+"""The text side of the served model: messages to prompt ids, a text stream for each answer.
+
+Owns a small pool of threads for long prompts: tokenising them on the event loop would hold up every stream of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from services.clock import Clock
+from services.models.errors import ModelError
+from services.text.assets import TextError, read_assets
+from services.text.prompt import PromptEncoder
+from services.text.stream import TextStream
+from services.text.template import ChatTemplate
+from services.text.tokenizer import Tokenizer
+
+INLINE_CHARACTERS = 4096
+"""About a millisecond of work; more goes to a thread."""
+_THREADS = 2
+
+
+class TextModel:
+    def __init__(self, name: str, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self.name = name
+        self._tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer, template)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenise")
+
+    @classmethod
+    def load(cls, name: str, folder: Path, clock: Clock) -> TextModel:
+        """Raises `ModelError`."""
+        try:
+            assets = read_assets(folder)
+            return cls(name, Tokenizer(assets), ChatTemplate(assets, clock))
+        except TextError as error:
+            raise ModelError(f"the model {name} cannot be served: {error}") from None
+
+    async def encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The prompt's ids. Raises `InvalidRequest`."""
+        if sum(_characters(message.get("content")) for message in messages) <= INLINE_CHARACTERS:
+            return self._encoder.encode(messages)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._encoder.encode, messages)
+
+    def stream(self, stops: Sequence[str]) -> TextStream:
+        """A fresh text stream for one choice."""
+        return TextStream(self._tokenizer, stops)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _characters(content: Any) -> int:
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part.get("text", "")) for part in content) if isinstance(content, list) else 0

@@ -51,13 +51,20 @@ class Scheduler(Protocol):
 
 
 class ChunkedScheduler:
-    """At most `max_batch` decode rows and `max_tokens` prompt tokens a step, fewer when those take longer than `target_s`."""
+    """At most `max_batch` decode rows and `max_tokens` prompt tokens a step, fewer when those take longer than `target_s`.
 
-    def __init__(self, *, max_batch: int, max_tokens: int, target_s: float = 0.06, chunk_tokens: int = 16) -> None:
+    However slow the machine, prompts get `chunk_tokens` beside decode rows, `alone_tokens` in a step of their own: nobody's next
+    token waits for that one, a cancel stops it between two layers, and smaller steps would read all weights for little.
+    """
+
+    def __init__(
+        self, *, max_batch: int, max_tokens: int, target_s: float = 0.06, chunk_tokens: int = 16, alone_tokens: int = 64
+    ) -> None:
         self._max_batch = max_batch
         self._max_tokens = max_tokens
         self._target_s = target_s
         self._chunk_tokens = min(chunk_tokens, max_tokens)
+        self._alone_tokens = min(alone_tokens, max_tokens)
         self._tokens = 0.0
         self._seconds = 0.0
 
@@ -84,11 +91,12 @@ class ChunkedScheduler:
             self._seconds = _KEEP * self._seconds + seconds
 
     def _budget(self, decode_rows: int) -> int:
-        """What the target leaves beside the decode rows; one smallest chunk always, so that prompts cannot starve."""
+        """Prompt tokens in whole smallest chunks: what the target leaves beside the decode rows, within the limits."""
+        fewest = self._chunk_tokens if decode_rows else self._alone_tokens
         if self._seconds == 0.0:
-            return min(self._max_tokens, 4 * self._chunk_tokens)
+            return fewest
         fitting = int(self._target_s * self._tokens / self._seconds) - decode_rows
-        return max(self._chunk_tokens, min(self._max_tokens, fitting) // self._chunk_tokens * self._chunk_tokens)
+        return max(fewest, min(self._max_tokens, fitting) // self._chunk_tokens * self._chunk_tokens)
 
 
 _RANK = {Tier.ENTERPRISE: 0, Tier.PAID: 1, Tier.FREE: 2}

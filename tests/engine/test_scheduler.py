@@ -24,7 +24,7 @@ def decoding(run: int, tokens: int = 5, tier: Tier = Tier.PAID) -> Sequence:
 
 
 def scheduler(*, max_batch: int = 4, max_tokens: int = 64, target_s: float = 1.0) -> ChunkedScheduler:
-    return ChunkedScheduler(max_batch=max_batch, max_tokens=max_tokens, target_s=target_s, chunk_tokens=16)
+    return ChunkedScheduler(max_batch=max_batch, max_tokens=max_tokens, target_s=target_s, chunk_tokens=16, alone_tokens=32)
 
 
 def shape(step: Step | None) -> list[tuple[int, int, int, bool]]:
@@ -42,13 +42,13 @@ def test_nothing_to_do() -> None:
 
 
 def test_decode_rows_come_first_then_prompts_in_order_of_arrival() -> None:
-    step = scheduler().plan([waiting(1, 20), decoding(2), waiting(3, 10, computed=4), decoding(4, 7)])
-    assert shape(step) == [(2, 5, 1, True), (4, 7, 1, True), (1, 0, 20, True), (3, 4, 6, True)]
+    step = scheduler().plan([waiting(1, 8), decoding(2), waiting(3, 10, computed=4), decoding(4, 7)])
+    assert shape(step) == [(2, 5, 1, True), (4, 7, 1, True), (1, 0, 8, True), (3, 4, 6, True)]
 
 
 def test_the_prompt_that_does_not_fit_is_cut_and_the_next_one_waits() -> None:
-    step = scheduler().plan([waiting(1, 40), waiting(2, 40), waiting(3, 5)])
-    assert shape(step) == [(1, 0, 40, True), (2, 0, 24, False)]
+    step = scheduler().plan([waiting(1, 30), waiting(2, 40), waiting(3, 5)])
+    assert shape(step) == [(1, 0, 30, True), (2, 0, 2, False)]
 
 
 def test_no_more_rows_than_the_batch_holds() -> None:
@@ -60,7 +60,7 @@ def test_no_more_rows_than_the_batch_holds() -> None:
     [
         (100, 2.0, 48),  # 50 tokens fit the second: whole chunks of 16
         (100, 0.1, 64),  # never more than max_tokens
-        (100, 50.0, 16),  # never less than one chunk
+        (100, 50.0, 32),  # never less than `alone_tokens`
     ],
 )
 def test_a_step_is_sized_by_time(tokens: int, seconds: float, budget: int) -> None:
@@ -71,8 +71,10 @@ def test_a_step_is_sized_by_time(tokens: int, seconds: float, budget: int) -> No
 
 def test_decode_rows_take_their_part_of_the_time() -> None:
     policy = measured(scheduler(), 100, 2.0)
-    step = policy.plan([*(decoding(run) for run in (1, 2, 3, 4)), waiting(5, 500)])
-    assert shape(step)[-1] == (5, 0, 32, False)
+    rows = [decoding(run) for run in (1, 2, 3, 4)]
+    assert shape(policy.plan([*rows, waiting(5, 500)]))[-1] == (5, 0, 32, False)
+    policy = measured(scheduler(), 100, 50.0)
+    assert shape(policy.plan([*rows, waiting(5, 500)]))[-1] == (5, 0, 16, False)
 
 
 def test_the_short_end_of_a_prompt_hardly_changes_the_rate() -> None:

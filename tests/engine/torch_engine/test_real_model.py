@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -41,8 +40,8 @@ OTHERS = [
 
 
 @pytest.fixture(scope="module")
-def reference(default_model: ModelFiles) -> Iterator[Any]:
-    yield AutoModelForCausalLM.from_pretrained(default_model.folder, dtype=torch.float32).eval()
+def reference(default_model: ModelFiles) -> Any:
+    return AutoModelForCausalLM.from_pretrained(default_model.folder, dtype=torch.float32).eval()
 
 
 def spec(run: int, prompt: tuple[int, ...], count: int) -> RunSpec:

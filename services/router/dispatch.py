@@ -101,7 +101,7 @@ class Dispatcher:
                 taken = await self._submit(self.subjects.prefill_submit(pair.prefill), placement, charge, by)
         finally:
             if not taken:
-                self._release(run, pair.decode)
+                self._release(run, pair)
         if taken:
             return Accepted(run=run, prefill=pair.prefill, decode=pair.decode, router=self.bus.process)
         return _NotTaken(pair.prefill)
@@ -111,7 +111,7 @@ class Dispatcher:
         charge = self.view.charge(pair.decode, slots=1, blocks=pair.blocks)
         answer: LeaseAnswer | None = await self._ask(self.subjects.decode_lease(pair.decode), lease, LeaseAnswer, charge, by)
         if answer is None:
-            self._release(run, pair.decode)  # the answer may have been lost, not the request
+            self._release(run, pair)  # the answer may have been lost, not the request
             return False
         return any(result.run == run and result.ok for result in answer.results)
 
@@ -139,12 +139,13 @@ class Dispatcher:
                 self.view.undo(charge)
         return answer
 
-    def _release(self, run: int, decode: str) -> None:
+    def _release(self, run: int, pair: Pair) -> None:
         lease = Lease(process=self.bus.process, items=(LeaseItem(run=run, verb=LeaseVerb.RELEASE),))
         try:
-            send(self.bus, self.subjects.decode_lease(decode), lease)
+            send(self.bus, self.subjects.decode_lease(pair.decode), lease)
         except BusError:
             return  # the lease runs out by itself
+        self.view.give_back(pair.decode, slots=1, blocks=pair.blocks)
 
 
 def refusal(error: HeadraceError) -> Refused:

@@ -1,7 +1,7 @@
 """What becomes of one job that was pulled from the queue: placed, dropped, refused, or given back at once.
 
-Must not choose which job is next. Invariants: the queue forgets a job only when a worker has it, when nobody wants it any more,
-or when its edge was told that it can never run; only the edge says that a queued job expired, a router just does not place it late.
+Must not choose which job is next. Invariant: the queue forgets a job only when a worker has it, when nobody wants it any more, or
+when its edge was told that it can never run. Only the edge says that a queued job expired; a router just does not place it late.
 """
 
 from __future__ import annotations

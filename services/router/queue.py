@@ -97,6 +97,8 @@ class QueuePath:
                 await self._round(model)
             except BusUnavailable as error:
                 self._unreachable(error)
+            except Exception:  # one job that upsets us must not stop the others; it comes back after the queue's ack wait
+                _log.exception("a queued job could not be handled")
 
     async def _round(self, model: str) -> None:
         """One job after another while credit is in view. A lane whose first job nobody takes is passed over in this round."""

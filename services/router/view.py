@@ -122,6 +122,10 @@ class View:
         """The worker was not asked, or never heard it."""
         charge.version = -1
 
+    def give_back(self, process: str, *, slots: int, blocks: int) -> None:
+        """The worker was told to release what its credits hold for us; it counts as free until newer credits come."""
+        self.lose(self.charge(process, slots=-slots, blocks=-blocks))
+
     # what is seen
 
     def models(self) -> set[str]:

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import ContextLengthExceeded, ModelChanged, ModelLoading
+from schemas.state import Role
+from services.router.placement import (
+    Impossible,
+    Local,
+    NoCredit,
+    Pair,
+    Request,
+    Worker,
+    has_decode_credit,
+    has_prefill_credit,
+    place,
+)
+from tests.router.fakes import a_job
+
+
+def worker(process: str, role: Role, **changes: object) -> Worker:
+    values: dict[str, object] = {
+        "kv_compat": "kv",
+        "weights": "w",
+        "context_length": 1024,
+        "block_tokens": 16,
+        "kv_total": 100,
+        "prefill_tokens": 512,
+        "decode_slots": 4,
+        "kv_blocks": 100,
+    }
+    return Worker(process=process, role=role, **(values | changes))  # type: ignore[arg-type]
+
+
+P = worker("p1", Role.PREFILL)
+D = worker("d1", Role.DECODE)
+B = worker("b1", Role.BOTH)
+
+
+def decide(workers: list[Worker], tokens: int = 32, weights: str = "", without: frozenset[str] = frozenset()) -> object:
+    return place(workers, Request(tokens, weights), Random(1), without)
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        pytest.param([P, D], Pair("p1", "d1", 3), id="a pair, prompt blocks plus one"),
+        pytest.param([B], Local("b1", 3), id="both phases on one"),
+        pytest.param([D], Local("d1", 3), id="decode alone prefills locally"),
+        pytest.param([P], NoCredit("no_pair"), id="prefill alone waits for a decode"),
+        pytest.param(
+            [P, worker("d1", Role.DECODE, kv_compat="other")],
+            Local("d1", 3),
+            id="decode without a prefill it can pair with is alone",
+        ),
+        pytest.param(
+            [worker("p1", Role.PREFILL, queued=1, prefill_tokens=0), D],
+            NoCredit("no_credit"),
+            id="a busy prefill does not make decode prefill",
+        ),
+        pytest.param([worker("p1", Role.PREFILL, queued=1, prefill_tokens=32), D], Pair("p1", "d1", 3), id="just enough tokens"),
+        pytest.param([worker("p1", Role.PREFILL, queued=1, prefill_tokens=31), D], NoCredit("no_credit"), id="one token short"),
+        pytest.param(
+            [worker("p1", Role.PREFILL, prefill_tokens=0), D], Pair("p1", "d1", 3), id="nothing queued takes any length"
+        ),
+        pytest.param([P, worker("d1", Role.DECODE, decode_slots=0)], NoCredit("no_credit"), id="no slot"),
+        pytest.param([P, worker("d1", Role.DECODE, kv_blocks=2)], NoCredit("no_credit"), id="one block short"),
+        pytest.param([P, worker("d1", Role.DECODE, kv_blocks=3)], Pair("p1", "d1", 3), id="just enough blocks"),
+        pytest.param([worker("p1", Role.PREFILL, draining=True), D], Local("d1", 3), id="a draining prefill is as none"),
+        pytest.param([P, worker("d1", Role.DECODE, draining=True)], NoCredit("no_pair"), id="a draining decode is not used"),
+        pytest.param(
+            [worker("p1", Role.PREFILL, queued=2), worker("p2", Role.PREFILL, queued=1), D],
+            Pair("p2", "d1", 3),
+            id="the shorter queue",
+        ),
+        pytest.param(
+            [P, worker("d1", Role.DECODE, kv_blocks=50), worker("d2", Role.DECODE, kv_blocks=60)],
+            Pair("p1", "d2", 3),
+            id="the emptier decode",
+        ),
+        pytest.param(
+            [
+                worker("p1", Role.PREFILL, kv_compat="a"),
+                worker("d1", Role.DECODE, kv_compat="a", decode_slots=0),
+                worker("p2", Role.PREFILL, kv_compat="b", queued=3),
+                worker("d2", Role.DECODE, kv_compat="b"),
+            ],
+            Pair("p2", "d2", 3),
+            id="equal kv_compat, whatever the load",
+        ),
+        pytest.param(
+            [worker("b1", Role.BOTH, running=3), P, D],
+            Pair("p1", "d1", 3),
+            id="a pair that is less loaded than both",
+        ),
+    ],
+)
+def test_table(workers: list[Worker], expected: object) -> None:
+    assert decide(workers) == expected
+
+
+def test_who_refused_is_left_out() -> None:
+    p2 = worker("p2", Role.PREFILL, queued=1)
+    assert decide([P, p2, D]) == Pair("p1", "d1", 3)
+    assert decide([P, p2, D], without=frozenset({"p1"})) == Pair("p2", "d1", 3)
+    assert decide([P, p2, D], without=frozenset({"p1", "p2"})) == NoCredit("no_credit")
+
+
+@pytest.mark.parametrize(
+    ("workers", "tokens", "weights", "error"),
+    [
+        pytest.param([], 1, "", ModelLoading, id="nobody serves the model"),
+        pytest.param([P, D], 1024, "", ContextLengthExceeded, id="no room for one more token"),
+        pytest.param([P, worker("d1", Role.DECODE, kv_total=3)], 48, "", ContextLengthExceeded, id="more blocks than decode has"),
+        pytest.param([worker("p1", Role.PREFILL, kv_total=2), D], 48, "", ContextLengthExceeded, id="more than prefill has"),
+        pytest.param([P, D], 1, "other", ModelChanged, id="a resume whose weights are gone"),
+    ],
+)
+def test_impossible(workers: list[Worker], tokens: int, weights: str, error: type[Exception]) -> None:
+    decision = decide(workers, tokens, weights)
+    assert isinstance(decision, Impossible)
+    assert type(decision.error) is error
+
+
+def test_a_model_that_loads_says_when_to_ask_again() -> None:
+    decision = decide([])
+    assert isinstance(decision, Impossible)
+    assert decision.error.status == 503
+    assert decision.error.retry_after
+
+
+def test_a_prompt_that_only_one_pair_can_hold_goes_there() -> None:
+    small = [worker("p1", Role.PREFILL, context_length=64), worker("d1", Role.DECODE, context_length=64)]
+    large = [worker("p2", Role.PREFILL, queued=5, prefill_tokens=512), worker("d2", Role.DECODE, kv_blocks=30)]
+    assert decide(small + large, tokens=100) == Pair("p2", "d2", 8)
+
+
+def test_the_full_pool_of_a_worker_that_could_hold_it_is_no_credit() -> None:
+    assert decide([P, worker("d1", Role.DECODE, kv_blocks=0)], tokens=1000) == NoCredit("no_credit")
+
+
+def test_a_resume_goes_only_where_the_weights_are_equal() -> None:
+    old = [
+        worker("p2", Role.PREFILL, weights="old", kv_compat="o", queued=1),
+        worker("d2", Role.DECODE, weights="old", kv_compat="o"),
+    ]
+    assert decide([P, D, *old], weights="old") == Pair("p2", "d2", 3)
+
+
+def test_a_resume_waits_for_a_draining_holder_of_its_weights() -> None:
+    assert decide([worker("b1", Role.BOTH, draining=True)], weights="w") == NoCredit("no_pair")
+
+
+def test_a_resume_counts_what_was_generated() -> None:
+    assert Request.of(a_job(tokens=10, generated=(1, 2, 3), resume=True)) == Request(tokens=13)
+
+
+def test_ties_spread() -> None:
+    workers = [worker(f"p{i}", Role.PREFILL) for i in range(4)] + [worker(f"d{i}", Role.DECODE) for i in range(4)]
+    random = Random(3)
+    seen: Counter[str] = Counter()
+    for _ in range(400):
+        decision = place(workers, Request(32), random)
+        assert isinstance(decision, Pair)
+        seen.update([decision.prefill, decision.decode])
+    assert set(seen) == {w.process for w in workers}
+    assert min(seen.values()) > 50
+
+
+workers_strategy = st.lists(
+    st.builds(
+        worker,
+        process=st.uuids().map(str),
+        role=st.sampled_from(Role),
+        kv_compat=st.sampled_from("ab"),
+        context_length=st.sampled_from([64, 1024]),
+        kv_total=st.sampled_from([0, 4, 100]),
+        queued=st.integers(0, 2),
+        running=st.integers(0, 3),
+        prefill_tokens=st.integers(-50, 200),
+        decode_slots=st.integers(-1, 2),
+        kv_blocks=st.integers(-3, 12),
+        draining=st.booleans(),
+    ),
+    max_size=6,
+)
+
+
+@given(workers_strategy, st.integers(1, 150), st.integers(0, 2**32))
+def test_credit_is_kept_and_enough(workers: list[Worker], tokens: int, seed: int) -> None:
+    """Chosen: with credit, never draining. Not chosen: no admissible way exists (by brute force over all ways)."""
+    by_name = {w.process: w for w in workers}
+    decision = place(workers, Request(tokens), Random(seed))
+    match decision:
+        case Pair(prefill, decode, blocks):
+            p, d = by_name[prefill], by_name[decode]
+            assert _may_prefill(p, tokens)
+            assert _may_decode(d, tokens)
+            assert p.kv_compat == d.kv_compat
+            assert blocks == d.blocks(tokens) + 1
+        case Local(decode, _):
+            assert _may_prefill(by_name[decode], tokens)
+            assert _may_decode(by_name[decode], tokens)
+        case _:
+            assert not any(
+                _may_prefill(p, tokens) and _may_decode(d, tokens)
+                for p in workers
+                for d in workers
+                if (p.role is Role.PREFILL and d.role is Role.DECODE and p.kv_compat == d.kv_compat)
+                or (p is d and p.role is Role.BOTH)
+            )
+
+
+def _may_prefill(w: Worker, tokens: int) -> bool:
+    fits = tokens < w.context_length and w.blocks(tokens) <= w.kv_total
+    return not w.draining and fits and has_prefill_credit(w, tokens)
+
+
+def _may_decode(w: Worker, tokens: int) -> bool:
+    fits = tokens < w.context_length and w.blocks(tokens) + 1 <= w.kv_total
+    return not w.draining and fits and has_decode_credit(w, tokens)

@@ -103,17 +103,17 @@ Decision = Pair | Local | NoCredit | Impossible
 def place(workers: Sequence[Worker], request: Request, random: Random, without: frozenset[str] = frozenset()) -> Decision:
     """The least loaded way to run `request` on live `workers` of its model, ties at random, never using one of `without`."""
     if not workers:
-        return Impossible(ModelLoading("no worker serves this model yet", retry_after=RETRY_LOADING_S))
+        return Impossible(ModelLoading("The model is not loaded yet.", retry_after=RETRY_LOADING_S))
     same = [worker for worker in workers if not request.weights or worker.weights == request.weights]
     if not same:
-        return Impossible(ModelChanged("no worker holds the weights this job began with"))
+        return Impossible(ModelChanged("The model was replaced while this request was running."))
     usable = [pool for pool in _pools(worker for worker in same if not worker.draining) if pool.complete]
     if not usable:
         return NoCredit("no_pair")
     tokens = request.tokens
     fitting = [pool.where(lambda w: _prefill_fits(w, tokens), lambda w: _decode_fits(w, tokens)) for pool in usable]
     if not any(pool.complete for pool in fitting):
-        return Impossible(ContextLengthExceeded(f"{tokens} tokens do not fit any worker of this model", param="messages"))
+        return Impossible(ContextLengthExceeded(f"The prompt has {tokens} tokens, more than this model can take.", param="messages"))
     ready = [
         pool.where(
             lambda w: w.process not in without and has_prefill_credit(w, tokens),

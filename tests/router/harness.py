@@ -113,10 +113,11 @@ class House:
 
 
 async def eventually(question: Callable[[], Awaitable[bool]], timeout: float = 5.0) -> None:
-    """`until`, for a condition that has to be asked for. Raises TimeoutError."""
-    async with asyncio.timeout(timeout):
-        while not await question():
-            await asyncio.sleep(0.005)
+    """`until`, for a condition that has to be asked for. Raises AssertionError after `timeout` seconds."""
+    deadline = asyncio.get_running_loop().time() + timeout
+    while not await question():
+        assert asyncio.get_running_loop().time() < deadline, f"not within {timeout} s"
+        await asyncio.sleep(0.005)
 
 
 def a_cancel(job: Job) -> CancelJob:

@@ -113,7 +113,7 @@ def place(workers: Sequence[Worker], request: Request, random: Random, without: 
     tokens = request.tokens
     fitting = [pool.where(lambda w: _prefill_fits(w, tokens), lambda w: _decode_fits(w, tokens)) for pool in usable]
     if not any(pool.complete for pool in fitting):
-        return Impossible(ContextLengthExceeded(f"The prompt has {tokens} tokens, more than this model can take.", param="messages"))
+        return Impossible(ContextLengthExceeded(f"{tokens} tokens are more than this model can take.", param="messages"))
     ready = [
         pool.where(
             lambda w: w.process not in without and has_prefill_credit(w, tokens),

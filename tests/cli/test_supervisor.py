@@ -82,7 +82,7 @@ class Machine:
     def _after(self, *names: str) -> Callable[[], Awaitable[bool]]:
         async def all_spoke() -> bool:
             self.pids |= {keeper.pid for keeper in self.supervisor.keepers if keeper.pid}
-            return all("up" in self.lines[name] for name in names)
+            return all(f"{name}: up" in self.lines[name] for name in names)
 
         return all_spoke
 

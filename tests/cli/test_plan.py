@@ -1,0 +1,66 @@
+"""Which processes run, told what, with whose password."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.cli.failure import CommandError
+from services.cli.up.credentials import USERS
+from services.cli.up.plan import Counts, Services, plan, worker_counts
+from services.settings import EdgeSettings, NatsSettings, Settings, WorkerSettings
+
+PASSWORDS = {user: f"secret-of-{user}" for user in USERS}
+SETTINGS = Settings(
+    model="m", edge=EdgeSettings(port=8123), nats=NatsSettings(prefix="hr2"), worker=WorkerSettings(engine="scripted")
+)
+INHERITED = {"PATH": "/bin", "HEADRACE_NATS__PASSWORD": "an operator's", "HEADRACE_ROUTER__QUEUE_POLL_S": "0.2"}
+
+
+def planned(counts: Counts) -> Services:
+    return plan(SETTINGS, counts, "nats://127.0.0.1:4999", PASSWORDS, INHERITED)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "both", "counts"),
+    [
+        (None, None, 0, Counts(1, 1)),
+        (2, 3, 0, Counts(2, 3)),
+        (None, None, 1, Counts(0, 0, 1)),
+        (1, None, 2, Counts(1, 0, 2)),
+    ],
+)
+def test_counts(prefill: int | None, decode: int | None, both: int, counts: Counts) -> None:
+    assert worker_counts(prefill, decode, both) == counts
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(0, None), (None, 0), (0, 0)])
+def test_half_a_pair_serves_nothing(prefill: int | None, decode: int | None) -> None:
+    with pytest.raises(CommandError, match="at least one prefill and one decode"):
+        worker_counts(prefill, decode, 0)
+
+
+def test_names_and_arguments() -> None:
+    services = planned(Counts(2, 1, 1))
+    assert [program.name for program in services.all] == ["r1", "p1", "p2", "d1", "b1", "e1"]
+    assert services.workers[1].argv[-5:] == ("worker", "--role", "prefill", "--name", "p2")
+    assert services.router.argv[-3:] == ("router", "--name", "r1")
+
+
+def test_each_process_has_the_password_of_its_own_role_only() -> None:
+    for program, user in zip(planned(Counts(1, 1, 1)).all, ("router", "prefill", "decode", "both", "edge"), strict=True):
+        secrets = {value for value in program.env.values() if value.startswith("secret-of-")}
+        assert secrets == {PASSWORDS[user]}
+        assert program.env["HEADRACE_NATS__USER"] == user
+        assert program.env["HEADRACE_NATS__PASSWORD"] == PASSWORDS[user]
+        assert not any("secret" in argument for argument in program.argv)
+
+
+def test_each_process_is_told_what_up_was_told() -> None:
+    for program in planned(Counts(1, 1)).all:
+        assert program.env["HEADRACE_MODEL"] == "m"
+        assert program.env["HEADRACE_EDGE__PORT"] == "8123"
+        assert program.env["HEADRACE_NATS__PREFIX"] == "hr2"
+        assert program.env["HEADRACE_NATS__URL"] == "nats://127.0.0.1:4999"
+        assert program.env["HEADRACE_WORKER__ENGINE"] == "scripted"
+        assert program.env["HEADRACE_ROUTER__QUEUE_POLL_S"] == "0.2"
+        assert program.env["PATH"] == "/bin"

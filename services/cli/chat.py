@@ -27,7 +27,7 @@ Message = dict[str, str]
 
 def run(arguments: argparse.Namespace) -> int:
     """The exit code. Raises `CommandError`; KeyboardInterrupt when a single question is stopped."""
-    url = os.environ.get("HEADRACE_URL", "").rstrip("/") or DEFAULT_URL
+    url = _url()
     asked = {name: getattr(arguments, name) for name in ("max_tokens", "temperature", "seed")}
     try:
         with httpx.Client(base_url=url, timeout=TIMEOUT) as http:
@@ -38,8 +38,6 @@ def run(arguments: argparse.Namespace) -> int:
                 converse(server, terminal=sys.stdin.isatty())
     except BrokenPipeError:  # whoever read our answer has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol):
-        raise CommandError(f"HEADRACE_URL is not an address: {url!r}; an example is {DEFAULT_URL}") from None
     return 0
 
 
@@ -105,6 +103,17 @@ def show(pieces: Iterator[str]) -> str:
         if said:
             print(flush=True)
     return "".join(said)
+
+
+def _url() -> httpx.URL:
+    text = os.environ.get("HEADRACE_URL") or DEFAULT_URL
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise CommandError(f"HEADRACE_URL is not an address: {text!r}; an example is {DEFAULT_URL}")
+    return url
 
 
 def _question(terminal: bool) -> str:

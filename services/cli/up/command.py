@@ -29,7 +29,7 @@ from services.cli.up.keeper import Program
 from services.cli.up.lock import only_one
 from services.cli.up.obituary import Obituaries
 from services.cli.up.output import LogFile, Output
-from services.cli.up.plan import NATS_STOP_S, Services, plan, worker_counts
+from services.cli.up.plan import STOP_S, Services, plan, worker_counts
 from services.cli.up.probe import http_status, nats_answers
 from services.cli.up.supervisor import Supervisor
 from services.clock import SystemClock
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             raise CommandError(f"port {arguments.nats_port} is taken: leave --nats-port out and a free one is used")
         passwords = load_or_create(server.folder)
         config = nats.write_config(server, passwords)
-        program = Program("nats", (nats.binary(), "-c", str(config)), os.environ, NATS_STOP_S, identified=False)
+        program = Program("nats", (nats.binary(), "-c", str(config)), os.environ, STOP_S, identified=False)
         services = plan(settings, counts, server.url, passwords, os.environ)
         ready = f"Headrace is ready: {_url(settings.edge)} (model {files.name})\n{_curl(settings.edge, files.name)}"
         asyncio.run(_supervise(settings, server, program, services, passwords, ready, verbose=arguments.verbose))

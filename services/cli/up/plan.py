@@ -14,11 +14,9 @@ from services.cli.failure import CommandError
 from services.cli.up.keeper import Program
 from services.settings import Settings
 
-EDGE_STOP_S = 40.0
-"""The edge ends its open answers first, so it may take long; everything behind it is idle by then."""
-WORKER_STOP_S = 10.0
-ROUTER_STOP_S = 5.0
-NATS_STOP_S = 5.0
+STOP_S = 10.0
+"""Seconds to leave in, beside what a drain may take. Only the edge has something to wait for: it stops first, and behind it
+everything is idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +73,13 @@ def plan(settings: Settings, counts: Counts, nats_url: str, passwords: Mapping[s
 
     def workers(role: Role, count: int) -> list[Program]:
         return [
-            program(f"{role.value[0]}{number}", role.value, ("worker", "--role", role.value), WORKER_STOP_S)
+            program(f"{role.value[0]}{number}", role.value, ("worker", "--role", role.value), STOP_S)
             for number in range(1, count + 1)
         ]
 
     return Services(
-        edge=program("e1", "edge", ("edge",), EDGE_STOP_S),
-        router=program("r1", "router", ("router",), ROUTER_STOP_S),
+        edge=program("e1", "edge", ("edge",), settings.edge.drain_timeout_s + STOP_S),
+        router=program("r1", "router", ("router",), STOP_S),
         workers=(
             *workers(Role.PREFILL, counts.prefill),
             *workers(Role.DECODE, counts.decode),

@@ -1,7 +1,8 @@
 """One step as tensors: which tokens go through the model together, where their KV lies, which rows yield logits.
 
-Built on the event loop from the sequences, so that the computing thread reads none of them. Must not know the pool's memory or
-the model. Invariant: rows are in the order of the step's chunks, those of one token (decode) and longer ones (prefill) alike.
+Built on the event loop from the sequences, so that the computing thread reads none of them; masks, which can be large, are made
+by that thread. Must not know the pool's memory or the model. Invariant: rows are in the order of the step's chunks, those of one
+token (decode) and longer ones (prefill) alike.
 """
 
 from __future__ import annotations
@@ -18,22 +19,34 @@ from services.engine.torch_engine.memory import BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A prefill chunk: rows `first`..`first+count-1`; they see the sequence's `end` tokens, causally. `mask` [count, end]."""
+    """A prefill chunk: `count` rows from `first` on, which are tokens `start`.. of the sequence that lies in `blocks`."""
 
     first: int
     count: int
-    end: int
+    start: int
     blocks: Tensor
-    mask: Tensor
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+    def mask(self) -> Tensor:
+        """Causal, additive, [count, end]."""
+        return _mask(torch.arange(self.end)[None, :] > torch.arange(self.start, self.end)[:, None])
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The single-token chunks: their rows [n], block tables [n, most blocks], mask [n, 1, 1, most tokens]."""
+    """Chunks of one token and of similar context: their rows [n], block tables [n, most blocks], tokens they see [n]."""
 
     rows: Tensor
     tables: Tensor
-    mask: Tensor
+    lengths: Tensor
+
+    def mask(self) -> Tensor:
+        """Additive, [n, 1, 1, most tokens]."""
+        tokens = self.tables.shape[1] * BLOCK_TOKENS
+        return _mask(torch.arange(tokens)[None, :] >= self.lengths[:, None])[:, None, None, :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +61,14 @@ class Batch:
     blocks: Tensor
     offsets: Tensor
     spans: tuple[Span, ...]
-    singles: Rows | None
+    singles: tuple[Rows, ...]
     sampled: Tensor
     fresh: Tensor
+
+    @property
+    def parts(self) -> tuple[Rows | Span, ...]:
+        """Every row is in one of these, which attend one after the other."""
+        return (*self.singles, *self.spans)
 
 
 def build_batch(step: Step) -> Batch:
@@ -60,21 +78,21 @@ def build_batch(step: Step) -> Batch:
     sampled: list[int] = []
     fresh: list[int] = []
     spans: list[Span] = []
-    singles: list[tuple[int, Chunk]] = []
+    singles: dict[int, list[tuple[int, Chunk]]] = {}
     for chunk in step.chunks:
-        first, end = len(ids), chunk.start + chunk.count
+        first, end, own = len(ids), chunk.start + chunk.count, chunk.sequence.blocks
         ids += chunk.sequence.ids[chunk.start : end]
         positions += range(chunk.start, end)
-        blocks += [chunk.sequence.blocks[position // BLOCK_TOKENS] for position in range(chunk.start, end)]
+        blocks += [own[position // BLOCK_TOKENS] for position in range(chunk.start, end)]
         last, filled = divmod(end, BLOCK_TOKENS)
         if filled and last * BLOCK_TOKENS >= chunk.start:
-            fresh.append(chunk.sequence.blocks[last])
+            fresh.append(own[last])
         if chunk.samples:
             sampled.append(len(ids) - 1)
-        if chunk.count == 1:
-            singles.append((first, chunk))
+        if chunk.count > 1:
+            spans.append(Span(first, chunk.count, chunk.start, torch.tensor(own[: _blocks_for(end)])))
         else:
-            spans.append(_span(first, chunk))
+            singles.setdefault(_width_class(_blocks_for(end)), []).append((first, chunk))
     where = torch.tensor(positions)
     return Batch(
         ids=torch.tensor(ids),
@@ -82,32 +100,32 @@ def build_batch(step: Step) -> Batch:
         blocks=torch.tensor(blocks),
         offsets=where % BLOCK_TOKENS,
         spans=tuple(spans),
-        singles=_rows(singles) if singles else None,
+        singles=tuple(_rows(group) for group in singles.values()),
         sampled=torch.tensor(sampled, dtype=torch.int64),
         fresh=torch.tensor(fresh, dtype=torch.int64),
     )
 
 
-def _span(first: int, chunk: Chunk) -> Span:
-    end = chunk.start + chunk.count
-    table = torch.tensor(chunk.sequence.blocks[: -(-end // BLOCK_TOKENS)])
-    hidden = torch.arange(end)[None, :] > torch.arange(chunk.start, end)[:, None]
-    return Span(first, chunk.count, end, table, _mask(hidden))
+def _rows(group: Seq[tuple[int, Chunk]]) -> Rows:
+    lengths = [chunk.start + 1 for _, chunk in group]
+    width = _blocks_for(max(lengths))
+    tables = []
+    for _, chunk in group:
+        used = chunk.sequence.blocks[: _blocks_for(chunk.start + 1)]
+        # Padded with a block of its own: another sequence's may hold a NaN, and 0 x NaN is NaN behind any mask.
+        tables.append([*used, *[used[0]] * (width - len(used))])
+    return Rows(torch.tensor([row for row, _ in group]), torch.tensor(tables), torch.tensor(lengths))
 
 
-def _rows(singles: Seq[tuple[int, Chunk]]) -> Rows:
-    lengths = torch.tensor([chunk.start + 1 for _, chunk in singles])
-    width = -(-int(lengths.max()) // BLOCK_TOKENS)
-    # Padded with the row's own first block: another sequence's block may hold a NaN, and 0 x NaN is NaN behind any mask.
-    tables = [[*blocks, *[blocks[0]] * (width - len(blocks))] for blocks in (_used(chunk) for _, chunk in singles)]
-    hidden = torch.arange(width * BLOCK_TOKENS)[None, :] >= lengths[:, None]
-    return Rows(torch.tensor([row for row, _ in singles]), torch.tensor(tables), _mask(hidden)[:, None, None, :])
+def _width_class(blocks: int) -> int:
+    """Equal for contexts within a factor of four or so: one long sequence must not pad 31 short ones to its length."""
+    return (blocks.bit_length() + 1) // 2
 
 
-def _used(chunk: Chunk) -> tuple[int, ...]:
-    return chunk.sequence.blocks[: chunk.start // BLOCK_TOKENS + 1]
+def _blocks_for(tokens: int) -> int:
+    return -(-tokens // BLOCK_TOKENS)
 
 
 def _mask(hidden: Tensor) -> Tensor:
-    """Additive: 0 where a row looks, -inf where it must not."""
+    """0 where a row looks, -inf where it must not."""
     return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))

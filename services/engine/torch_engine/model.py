@@ -36,44 +36,51 @@ class Llama:
         """Logits [sampled rows, vocab] float32, the batch's KV written; None when `cancelled` said so between two layers."""
         self._kv[batch.fresh] = 0.0  # what a former holder left there could be NaN, which no mask hides
         rotation = self._rotation(batch.positions)
+        masks = [part.mask() for part in batch.parts]
         hidden = F.embedding(batch.ids, self._weights.embed)
         for number, layer in enumerate(self._weights.layers):
             if cancelled():
                 return None
-            hidden = hidden + self._attention(number, layer, self._norm(hidden, layer.attention_norm), rotation, batch)
+            query = self._project(number, layer, self._norm(hidden, layer.attention_norm), rotation, batch)
+            hidden = hidden + F.linear(self._attend(number, query, batch, masks), layer.output)
             hidden = hidden + self._mlp(layer, self._norm(hidden, layer.mlp_norm))
         return F.linear(self._norm(hidden[batch.sampled], self._weights.norm), self._weights.head)
 
-    def _attention(self, number: int, layer: Layer, hidden: Tensor, rotation: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
+    def _project(self, number: int, layer: Layer, hidden: Tensor, rotation: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
+        """Queries [tokens, heads, head_dim]; keys and values are written to their blocks."""
         heads, kv_heads = self._config.heads, self._config.kv_heads
         qkv = F.linear(hidden, layer.qkv).view(len(hidden), heads + 2 * kv_heads, self._config.head_dim)
-        turned, value = _rotate(qkv[:, : heads + kv_heads], rotation), qkv[:, heads + kv_heads :]
-        query, key = turned[:, :heads], turned[:, heads:]
-        self._kv[batch.blocks, number, 0, batch.offsets] = key
-        self._kv[batch.blocks, number, 1, batch.offsets] = value
-        seen = torch.empty_like(query)
-        if batch.singles is not None:
-            seen[batch.singles.rows] = self._attend_singles(number, query[batch.singles.rows], batch.singles)
-        for span in batch.spans:
-            rows = slice(span.first, span.first + span.count)
-            seen[rows] = self._attend_span(number, query[rows], span)
-        return F.linear(seen.flatten(1), layer.output)
+        turned = _rotate(qkv[:, : heads + kv_heads], rotation)
+        self._kv[batch.blocks, number, 0, batch.offsets] = turned[:, heads:]
+        self._kv[batch.blocks, number, 1, batch.offsets] = qkv[:, heads + kv_heads :]
+        return turned[:, :heads]
 
-    def _attend_singles(self, number: int, query: Tensor, rows: Rows) -> Tensor:
+    def _attend(self, number: int, query: Tensor, batch: Batch, masks: list[Tensor]) -> Tensor:
+        """What each token sees, [tokens, hidden of all heads]."""
+        seen = torch.empty_like(query)
+        for part, mask in zip(batch.parts, masks, strict=True):
+            if isinstance(part, Rows):
+                seen[part.rows] = self._attend_rows(number, query[part.rows], part, mask)
+            else:
+                seen[part.first : part.first + part.count] = self._attend_span(number, query, part, mask)
+        return seen.flatten(1)
+
+    def _attend_rows(self, number: int, query: Tensor, rows: Rows, mask: Tensor) -> Tensor:
         """One query token a sequence, [n, heads, head_dim]; the queries that share a KV head stand in for query positions."""
         keys, values = self._gather(number, rows.tables)
         grouped = query.view(len(query), self._config.kv_heads, self._config.group, self._config.head_dim)
-        seen = F.scaled_dot_product_attention(grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=rows.mask)
+        seen = F.scaled_dot_product_attention(grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask)
         return seen.reshape(query.shape)
 
-    def _attend_span(self, number: int, query: Tensor, span: Span) -> Tensor:
-        """Many query tokens of one sequence, [count, heads, head_dim]; a KV head is the batch, its queries' heads the heads."""
+    def _attend_span(self, number: int, query: Tensor, span: Span, mask: Tensor) -> Tensor:
+        """The span's query tokens, [count, heads, head_dim]; a KV head is the batch, the heads that share it are its heads."""
         keys, values = (kv[0, : span.end].transpose(0, 1)[:, None] for kv in self._gather(number, span.blocks[None]))
         kv_heads, group, head_dim = self._config.kv_heads, self._config.group, self._config.head_dim
-        grouped = query.view(span.count, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+        own = query[span.first : span.first + span.count]
+        grouped = own.view(span.count, kv_heads, group, head_dim).permute(1, 2, 0, 3)
         shared = (kv_heads, group, span.end, head_dim)
-        seen = F.scaled_dot_product_attention(grouped, keys.expand(shared), values.expand(shared), attn_mask=span.mask)
-        return seen.permute(2, 0, 1, 3).reshape(query.shape)
+        seen = F.scaled_dot_product_attention(grouped, keys.expand(shared), values.expand(shared), attn_mask=mask)
+        return seen.permute(2, 0, 1, 3).reshape(own.shape)
 
     def _gather(self, number: int, tables: Tensor) -> tuple[Tensor, Tensor]:
         """K and V of the blocks in `tables` [n, blocks], as [n, tokens, kv_heads, head_dim]."""

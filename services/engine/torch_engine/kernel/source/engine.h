@@ -1,0 +1,119 @@
+/* Working memory of one engine, and the phases of a step that are matrix products. */
+#ifndef HR_ENGINE_H
+#define HR_ENGINE_H
+
+#include "kernel.h"
+#include "pack.h"
+#include "rows.h"
+#include "team.h"
+
+typedef struct {
+    int32_t span, first, count; /* rows first..first+count-1 attend together */
+} tile_of_queries;
+
+/* One thread's own. */
+typedef struct {
+    char *weights;  /* [PACK_DEPTH][32] of any dtype */
+    float *product; /* [max_rows][32] */
+    float *queries, *scores, *seen; /* one attention tile: [tile rows][head_dim], [][score_step], [][padded] */
+} scratch;
+
+struct hr_engine {
+    hr_model model;
+    team team;
+    scratch *scratch;
+    int max_rows, max_tokens, max_threads;
+    int group, padded, tile_queries;
+    int64_t hidden_step, qkv_step, attended_step, mlp_step, score_step; /* floats from row to row, padded to whole strips */
+    int64_t key_at, value_at;                                           /* where K and V begin in a row of qkv */
+    int64_t layer_size, block_size, value_offset;                       /* of the KV memory, in numbers */
+    float *x, *normed, *qkv, *attended, *mlp;
+    int32_t *row_block;
+    tile_of_queries *tiles;
+    /* the step being computed */
+    const hr_step *step;
+    int tile_count, stopped;
+};
+
+static inline int64_t strips(int64_t n) { return (n + STRIP - 1) / STRIP; }
+static inline int64_t whole_strips(int64_t n) { return strips(n) * STRIP; }
+
+/* The addresses of 16 rows of a matrix; those after its end stand in as its last, and what comes of them is not used. */
+static void weight_rows(const hr_linear *linear, int first, const char **row) {
+    int64_t bytes = (int64_t)linear->inputs * size_of(linear->dtype);
+    for (int i = 0; i < LANES; i++) {
+        int output = first + i < linear->outputs ? first + i : linear->outputs - 1;
+        row[i] = (const char *)linear->weight + output * bytes;
+    }
+}
+
+/* own->product[rows][32] = x times 16 outputs of `left` and 16 of `right`, which have the same inputs and dtype. */
+static void strip_product(scratch *own, const hr_linear *left, int left_first, const hr_linear *right, int right_first,
+                          const float *x, int64_t x_step, int rows) {
+    const char *left_row[LANES], *right_row[LANES];
+    weight_rows(left, left_first, left_row);
+    weight_rows(right, right_first, right_row);
+    const int size = size_of(left->dtype);
+    const strip packed = {own->weights, own->weights + LANES * size, STRIP};
+    for (int k = 0; k < left->inputs; k += PACK_DEPTH) {
+        int depth = left->inputs - k < PACK_DEPTH ? left->inputs - k : PACK_DEPTH;
+        pack_half(left_row, (int64_t)k * size, depth, left->dtype, own->weights);
+        pack_half(right_row, (int64_t)k * size, depth, left->dtype, own->weights + LANES * size);
+        multiply(rows, left->dtype, x + k, x_step, packed, depth, own->product, STRIP, k > 0);
+    }
+}
+
+static void add_bias(scratch *own, const hr_linear *linear, int first, int columns, int rows, int at) {
+    if (!linear->bias) return;
+    for (int i = 0; i < columns && first + i < linear->outputs; i++)
+        for (int r = 0; r < rows; r++) own->product[r * STRIP + at + i] += linear->bias[first + i];
+}
+
+/* What one product is made of, and where it goes: y = or y += x W^T. */
+typedef struct {
+    const hr_linear *linear;
+    float *y;
+} part;
+
+enum mode { STORE, ADD };
+
+/* A phase: the products of the same x with up to three matrices. `y_step` holds whole strips. */
+static void product_phase(hr_engine *e, member *m, const part *parts, int count, const float *x, int64_t x_step, int rows,
+                          int64_t y_step, enum mode mode) {
+    scratch *own = &e->scratch[m->number];
+    int total = 0, first, end;
+    for (int i = 0; i < count; i++) total += (int)strips(parts[i].linear->outputs);
+    int piece = total / (e->team.at_work * 8);
+    while (team_take(m, total, piece > 1 ? piece : 1, &first, &end))
+        for (int task = first; task < end; task++) {
+            int number = task, i = 0;
+            while (number >= strips(parts[i].linear->outputs)) number -= (int)strips(parts[i++].linear->outputs);
+            const hr_linear *linear = parts[i].linear;
+            strip_product(own, linear, number * STRIP, linear, number * STRIP + LANES, x, x_step, rows);
+            add_bias(own, linear, number * STRIP, STRIP, rows, 0);
+            for (int r = 0; r < rows; r++) {
+                float *y = parts[i].y + r * y_step + number * STRIP;
+                const float *c = own->product + r * STRIP;
+                for (int j = 0; j < STRIP; j++) y[j] = mode == ADD ? y[j] + c[j] : c[j];
+            }
+        }
+    team_finish(m);
+}
+
+/* A phase: y = silu(gate x) * (up x), sixteen outputs of each side by side. */
+static void gated_phase(hr_engine *e, member *m, const hr_layer *layer, const float *x, int64_t x_step, int rows) {
+    scratch *own = &e->scratch[m->number];
+    int total = (layer->gate.outputs + LANES - 1) / LANES, first, end;
+    while (team_take(m, total, 1, &first, &end)) {
+        strip_product(own, &layer->gate, first * LANES, &layer->up, first * LANES, x, x_step, rows);
+        add_bias(own, &layer->gate, first * LANES, LANES, rows, 0);
+        add_bias(own, &layer->up, first * LANES, LANES, rows, LANES);
+        for (int r = 0; r < rows; r++) {
+            const float *c = own->product + r * STRIP;
+            for (int j = 0; j < LANES; j++) e->mlp[r * e->mlp_step + first * LANES + j] = gated(c[j], c[j + LANES]);
+        }
+    }
+    team_finish(m);
+}
+
+#endif

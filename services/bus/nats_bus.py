@@ -23,6 +23,8 @@ from services.telemetry.metrics import Metrics
 PING_EVERY = 10.0
 """Seconds; two unanswered ones end the connection, so a dead server or network is noticed within 30 s."""
 
+CLOSE_WITHIN = 2.0
+
 _ERROR_KINDS = {
     "permissions": "permissions violation",
     "authorization": "authorization",
@@ -121,13 +123,7 @@ class NatsBus:
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(Disconnected("the bus was closed"))
-        try:
-            async with asyncio.timeout(2.0):
-                await self._client.close()
-        except TimeoutError:
-            _log.warning("NATS does not read; closing without it")
-        self._client.abort()
-        await asyncio.sleep(0)  # the socket is closed at the loop's next turn
+        await self._client.shutdown(CLOSE_WITHIN)
 
     async def _open(self, servers: Sequence[str], timeout: float, credentials: Credentials | None, ping_interval: float) -> None:
         refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()

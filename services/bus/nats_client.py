@@ -182,6 +182,18 @@ class Client(nats_client.Client):
                 self._on_up()
             return
 
+    async def shutdown(self, timeout: float) -> None:
+        """Close, after any reconnect in progress has ended: nats-py's `close` alone can lose to it and leave it open."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        reconnecting = self._reconnection_task
+        while reconnecting is not None and not reconnecting.done() and loop.time() < deadline:
+            reconnecting.cancel()  # more than once: `wait_for` swallows one that comes as it ends
+            await asyncio.wait({reconnecting}, timeout=RECONNECT_EVERY)
+        await asyncio.wait({loop.create_task(self.close())}, timeout=max(0.0, deadline - loop.time()))
+        self.abort()
+        await asyncio.sleep(0)  # the socket is closed at the loop's next turn
+
     def abort(self) -> None:
         """Abort the socket with what it buffers (closing would wait for a peer that may never read), forget the rest."""
         self._pending = []

@@ -7,10 +7,12 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from schemas.errors import BusUnavailable, Disconnected, RequestTimeout
+from services.bus import nats_client
 from services.bus.interface import Msg
 from services.bus.nats_bus import Credentials, NatsBus, connect
 from services.bus.nats_client import MAX_UNSENT
@@ -145,6 +147,21 @@ async def test_5_drain_ends_at_its_deadline_and_while_disconnected(server: NatsS
     await other.drain(5.0)
     with pytest.raises(Disconnected):
         other.publish("x", b"")
+
+
+async def test_5_closing_while_it_reconnects_leaves_no_connection_behind(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_client, "RECONNECT_EVERY", 0.004)
+    random = Random(5)
+    mine = asyncio.current_task()
+    for _ in range(80):
+        bus = await connect(server.url, ONE, "test")
+        await bus._client._process_op_err(OSError("cut"))
+        await asyncio.sleep(random.random() * 0.012)  # somewhere in the middle
+        await bus.close()
+        await until(lambda: asyncio.all_tasks() == {mine}, what="nats-py's tasks ended")
+        assert not bus._client.is_connected
 
 
 async def test_7_a_slow_handler_loses_nothing(bus: NatsBus, peer: NatsBus) -> None:

@@ -24,7 +24,8 @@ from services.settings import RouterSettings, Settings
 from tests.router.fakes import EDGE, MODEL, SUBJECTS, FakeWorker, a_process, a_worker
 from tests.waiting import until
 
-EDGE_WAITS_S = 0.3
+EDGE_WAITS_S = 0.6
+"""Twice what a real edge waits, because a busy test machine is slow; eight silent workers in a row would take 0.8 s."""
 
 
 class CountedQueue(MemoryWorkQueue):

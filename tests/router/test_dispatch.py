@@ -19,6 +19,8 @@ from tests.router.fakes import MODEL, SUBJECTS, FakeWorker, a_job, a_process, a_
 from tests.waiting import until
 
 WITHIN = 0.25
+SLACK = 0.25
+"""For a busy test machine; without the budget the slowest case here would take 0.8 s."""
 
 
 class Bench:
@@ -116,7 +118,7 @@ async def test_nobody_takes_it(bench: Bench, how: str) -> None:
     started = asyncio.get_running_loop().time()
     answer = await bench.dispatcher.place(a_job(), WITHIN)
     assert isinstance(answer, Queue)
-    assert asyncio.get_running_loop().time() - started < WITHIN + 0.05
+    assert asyncio.get_running_loop().time() - started < WITHIN + SLACK
     await until(lambda: not decode.reserved, what="the reservation is released")
 
 
@@ -127,7 +129,7 @@ async def test_the_budget_bounds_many_silent_workers(bench: Bench) -> None:
     loop = asyncio.get_running_loop()
     started = loop.time()
     assert await bench.dispatcher.place(a_job(), WITHIN) == Queue(router=bench.bus.process, reason="no_answer")
-    assert loop.time() - started < WITHIN + 0.05
+    assert loop.time() - started < WITHIN + SLACK
     await until(lambda: not workers[8].reserved)
 
 

@@ -42,11 +42,11 @@ async def test_a_named_router_takes_a_submit_too(house: House) -> None:
 
 
 async def test_the_answer_is_in_time_when_workers_are_silent(house: House) -> None:
-    workers = await house.workers(*[Role.PREFILL] * 4, Role.DECODE)
-    for worker in workers[:4]:
+    workers = await house.workers(*[Role.PREFILL] * 8, Role.DECODE)
+    for worker in workers[:8]:
         worker.silent.add("submit")
     assert isinstance(await house.submit(a_job()), Queue)  # raises RequestTimeout when it is late
-    await until(lambda: not workers[4].reserved)
+    await until(lambda: not workers[8].reserved)
 
 
 @pytest.mark.parametrize(("waits", "answer"), [(Tier.PAID, Queue), (Tier.ENTERPRISE, Queue), (Tier.FREE, Accepted)])

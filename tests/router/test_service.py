@@ -81,7 +81,7 @@ async def _empty(queue: JetStreamWorkQueue) -> bool:
 
 
 async def _is_queue(site: Site) -> bool:
-    return isinstance(await ask(site.edge, SUBJECTS.submit(MODEL), a_job(), SubmitAnswer, timeout=0.3), Queue)
+    return isinstance(await ask(site.edge, SUBJECTS.submit(MODEL), a_job(), SubmitAnswer, timeout=1.0), Queue)
 
 
 async def test_queued_until_credit_then_placed_and_gone(site: Site) -> None:
@@ -107,7 +107,7 @@ async def test_a_queued_job_is_purged_by_its_cancel(site: Site) -> None:
 
 
 async def test_the_fast_path_and_what_an_operator_sees(site: Site) -> None:
-    answer = await ask(site.edge, SUBJECTS.submit(MODEL), a_job(), SubmitAnswer, timeout=0.3)
+    answer = await ask(site.edge, SUBJECTS.submit(MODEL), a_job(), SubmitAnswer, timeout=1.0)
     assert isinstance(answer, Accepted)
     assert answer.decode == site.worker.process
     status = await site.edge.request(SUBJECTS.admin("router", ROUTER, "status"), b"{}", timeout=1.0)

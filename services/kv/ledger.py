@@ -113,22 +113,55 @@ class BlockLedger:
         if free:
             raise LedgerError(f"{holder} would share blocks that hold nothing: {free}")
         hold = self._holds.setdefault(holder, _Hold(expires))
-        for block in blocks:
-            if block in hold.blocks:
-                continue
-            hold.blocks[block] = None
-            self._refs[block] += 1
-            if block in self._cached:
-                self._cached.remove(block)
-                self.prefix.pin([block])
+        self._reference(block for block in dict.fromkeys(blocks) if block not in hold.blocks)
+        hold.blocks.update(dict.fromkeys(blocks))
 
-    def seal(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> None:
-        """Held blocks are full, have these identities and are never written again; the prefix cache may index them."""
-        if len(blocks) != len(hashes) or any(self._refs[block] == 0 for block in blocks):
-            raise LedgerError("only held blocks, each with its identity, may be sealed")
-        new = [(block, key) for block, key in zip(blocks, hashes, strict=True) if block not in self._indexed]
-        taken = self.prefix.insert([key for _, key in new], [block for block, _ in new])
-        self._indexed.update(block for (block, _), took in zip(new, taken, strict=True) if took)
+    def claim(self, holder: Holder, n: int, shared: Sequence[int] = ()) -> tuple[int, ...]:
+        """Make `holder`, known or new (with no lease), hold `shared` and after them blocks of its own, `n` in all.
+
+        Its own are those it has, then new ones; what it has too many is given back. Returns its blocks in order. Raises
+        PoolExhausted, LedgerError when a block of `shared` holds nothing; then nothing was changed.
+        """
+        hold = self._holds.get(holder) or _Hold(None)
+        lead = dict.fromkeys(shared)
+        if not all(self._in_use(block) for block in lead):
+            raise LedgerError(f"{holder} would share blocks that hold nothing: {list(lead)}")
+        own = [block for block in hold.blocks if block not in lead]
+        missing = n - len(lead) - len(own)
+        available = self.available - len(self._cached.intersection(lead))
+        if missing > available:
+            raise PoolExhausted(f"{missing} KV blocks asked for, {available} of {self.total} available")
+        self._reference(block for block in lead if block not in hold.blocks)  # before eviction could take them
+        surplus = own[max(0, n - len(lead)) :]
+        self._unreference(surplus)
+        kept = own[: len(own) - len(surplus)]
+        hold.blocks = dict.fromkeys((*lead, *kept, *self._take(max(0, missing))))
+        self._holds[holder] = hold
+        return tuple(hold.blocks)
+
+    def seal(self, holder: Holder, blocks: Sequence[int], hashes: Sequence[bytes]) -> list[int]:
+        """These blocks of `holder` are full, have these identities and are never written again; the cache may index them.
+
+        Where the cache has an older block of the same identity, that one takes the holder's block's place, which is given
+        back: so a holder of a block holds the cached blocks before it, too. Returns the blocks that are there now. No
+        step may be using them. Raises LedgerError.
+        """
+        hold = self._known(holder)
+        if len(blocks) != len(hashes) or any(block not in hold.blocks for block in blocks):
+            raise LedgerError("only its own blocks, each with its identity, may a holder seal")
+        new = {block: key for block, key in zip(blocks, hashes, strict=True) if block not in self._indexed}
+        kept = self.prefix.insert(list(new.values()), list(new))
+        self._indexed.update(block for block, known in zip(new, kept, strict=True) if known == block)
+        older = {b: known for b, known in zip(new, kept, strict=True) if known is not None and known != b}
+        if older:
+            self._reference(block for block in dict.fromkeys(older.values()) if block not in hold.blocks)
+            hold.blocks = dict.fromkeys(older.get(block, block) for block in hold.blocks)
+            self._unreference(older)
+        return [older.get(block, block) for block in blocks]
+
+    def writable(self, block: int) -> bool:
+        """True while one holder alone has the block and nobody knows it as full: only then may a step write it."""
+        return self._refs[block] == 1 and block not in self._indexed
 
     # leases
 
@@ -228,6 +261,13 @@ class BlockLedger:
         self._cached.difference_update(evicted)
         self._indexed.difference_update(evicted)
         self._free += evicted
+
+    def _reference(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._refs[block] += 1
+            if block in self._cached:
+                self._cached.remove(block)
+                self.prefix.pin([block])
 
     def _unreference(self, blocks: Iterable[int]) -> None:
         last_first = list(blocks)[::-1]

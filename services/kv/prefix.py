@@ -1,19 +1,22 @@
 """The prefix cache as the pool sees it: an index from identities of full blocks to blocks, and an order of eviction.
 
 Owns: which indexed block goes first. Must not know: who holds a block, memory, engines. Invariant: `evict` names only
-blocks that are indexed and not pinned. The pool alone calls everything but `match` and `drain_events`.
+blocks that are indexed and not pinned. The pool alone calls everything but `match`, `identities`, `drain_events` and `on_change`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEvents:
-    """Identities that entered and left the index since the last drain, in order of time within each tuple."""
+    """How the index differs from what it was at the last drain: what came, what went, each in order of time.
+
+    An identity that came and went between two drains is in neither, so the two never share one.
+    """
 
     stored: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
@@ -26,8 +29,11 @@ class PrefixCache(Protocol):
         """The blocks of the longest indexed beginning of the chain `hashes`. The caller holds them before it awaits."""
         ...
 
-    def insert(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> list[bool]:
-        """Offer full, pinned blocks by identity; True where the index took one. A known identity is not taken again."""
+    def insert(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> list[int | None]:
+        """Offer full, pinned blocks that are not indexed; for each, the block that the index has of this identity now.
+
+        That is the one offered, or an older one, which stays; None where nothing is kept.
+        """
         ...
 
     def pin(self, blocks: Sequence[int]) -> None:
@@ -42,8 +48,16 @@ class PrefixCache(Protocol):
         """Drop `n` indexed blocks that are not pinned (all of them, if fewer) and name them."""
         ...
 
+    def identities(self, blocks: Iterable[int]) -> list[bytes]:
+        """The identities of those of `blocks` that are indexed."""
+        ...
+
     def drain_events(self) -> CacheEvents:
         """What changed since the last call."""
+        ...
+
+    def on_change(self, hook: Callable[[], None]) -> None:
+        """Call `hook` when the first change after a drain happens. One hook at most."""
         ...
 
 
@@ -53,8 +67,8 @@ class NullPrefixCache:
     def match(self, hashes: Sequence[bytes]) -> list[int]:
         return []
 
-    def insert(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> list[bool]:
-        return [False] * len(blocks)
+    def insert(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> list[int | None]:
+        return [None] * len(blocks)
 
     def pin(self, blocks: Sequence[int]) -> None:
         return None
@@ -65,5 +79,11 @@ class NullPrefixCache:
     def evict(self, n: int) -> list[int]:
         return []
 
+    def identities(self, blocks: Iterable[int]) -> list[bytes]:
+        return []
+
     def drain_events(self) -> CacheEvents:
         return CacheEvents()
+
+    def on_change(self, hook: Callable[[], None]) -> None:
+        return None

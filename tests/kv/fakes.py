@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from services.kv.prefix import CacheEvents
 
@@ -25,14 +25,12 @@ class FakePrefixCache:
             found.append(self.index[key])
         return found
 
-    def insert(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> list[bool]:
-        taken = []
+    def insert(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> list[int | None]:
         for key, block in zip(hashes, blocks, strict=True):
-            taken.append(key not in self.index)
-            if taken[-1]:
+            if key not in self.index:
                 self.index[key] = block
                 self._stored.append(key)
-        return taken
+        return [self.index[key] for key in hashes]
 
     def pin(self, blocks: Sequence[int]) -> None:
         for block in blocks:
@@ -56,3 +54,10 @@ class FakePrefixCache:
         events = CacheEvents(tuple(self._stored), tuple(self._removed))
         self._stored, self._removed = [], []
         return events
+
+    def identities(self, blocks: Iterable[int]) -> list[bytes]:
+        known = {block: key for key, block in self.index.items()}
+        return [known[block] for block in blocks if block in known]
+
+    def on_change(self, hook: Callable[[], None]) -> None:
+        raise NotImplementedError

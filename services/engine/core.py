@@ -11,11 +11,11 @@ import itertools
 import logging
 from collections.abc import Sequence as Outcomes
 
-from schemas.errors import ContextLengthExceeded, InternalError, InvalidRequest, UnsupportedParameter
+from schemas.errors import InternalError
 from schemas.handoff import FirstToken
-from schemas.job import Choice
 from schemas.lifecycle import State
 from services.clock import Clock
+from services.engine.admission import admit
 from services.engine.protocol import EngineInfo, EngineStats, OnStep, RunEnd, RunSpec, StepReport, TokenOutput
 from services.engine.runner import Failed, Outcome, Runner, Sampled
 from services.engine.scheduler import Scheduler, Step, choose_victim
@@ -65,14 +65,14 @@ class StepEngine:
         self._task = None
 
     def prefill(self, spec: RunSpec, *, then_decode: bool = False) -> None:
-        choice = self._only_choice(spec)
-        ids = self._checked(spec, [*spec.prompt, *choice.generated])
+        self._must_be_new(spec.run)
+        choice, ids = admit(self.info, spec)
         blocks = self._claim(spec.run, self._blocks_for(len(ids) + (1 if then_decode else 0)))
         self._add(Sequence(spec, choice.index, ids, blocks, next(self._arrivals), then_decode))
 
     def decode(self, spec: RunSpec, first: tuple[FirstToken, ...], *, cached_tokens: int, compute_s: float) -> None:
-        choice = self._only_choice(spec)
-        ids = self._checked(spec, [*spec.prompt, *choice.generated, first[0].token])
+        self._must_be_new(spec.run)
+        choice, ids = admit(self.info, spec, first)
         blocks = self.pool.blocks(RunHolder(spec.run))
         if len(blocks) < self._blocks_for(len(ids) - 1):
             raise LedgerError(f"a run of {len(ids) - 1} computed tokens came with {len(blocks)} blocks")
@@ -101,21 +101,6 @@ class StepEngine:
 
     # admission
 
-    def _only_choice(self, spec: RunSpec) -> Choice:
-        if len(spec.choices) != 1:
-            raise UnsupportedParameter(f"{self.info.name} computes one choice a run", param="n")
-        return spec.choices[0]
-
-    def _checked(self, spec: RunSpec, ids: list[int]) -> list[int]:
-        """`ids`, when a step can compute them: one bad row would fail every row of its step."""
-        if spec.run in self._sequences:
-            raise LedgerError("this run computes here already")
-        if len(ids) >= self.info.context_length:
-            raise ContextLengthExceeded(f"{len(ids)} tokens leave no room in a context of {self.info.context_length}")
-        if not 0 <= min(ids) <= max(ids) < self.info.vocab_size:
-            raise InvalidRequest(f"a token id is outside 0..{self.info.vocab_size - 1}")
-        return ids
-
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.info.block_tokens)
 
@@ -128,6 +113,10 @@ class StepEngine:
         elif held < blocks:
             self.pool.extend(holder, blocks - held)
         return self.pool.blocks(holder)
+
+    def _must_be_new(self, run: int) -> None:
+        if run in self._sequences:
+            raise LedgerError("this run computes here already")
 
     def _add(self, sequence: Sequence) -> None:
         self._sequences[sequence.run] = sequence

@@ -1,0 +1,173 @@
+"""Jobs that play a script, behind the HTTP layer as `services.edge.api.ports` sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+
+import httpx
+from fastapi import FastAPI
+
+from schemas.errors import HeadraceError
+from schemas.reply import FinishReason
+from schemas.state import Capabilities, ModelCard
+from services.clock import SystemClock
+from services.edge.api.app import create_app
+from services.edge.api.chat import Served
+from services.edge.api.gate import Traffic
+from services.edge.jobs.draft import Delta, Draft
+from services.edge.jobs.handle import JobCancelled
+from services.edge.tenant import tenant
+from services.edge.text_model import TextModel
+from services.settings import EdgeSettings
+from services.telemetry.metrics import Metrics
+from tests.text.tiny import byte_ids, tiny_template, tiny_tokenizer
+
+MODEL = "tiny"
+CONTEXT = 512
+
+
+@dataclass
+class Script:
+    """What becomes of the next job: `steps` of token ids, then `error`, `finish`, or silence for ever.
+
+    `refuse` instead of admission; `admit` and `go`, when given, are waited for before admission and before the first step.
+    """
+
+    steps: Sequence[Sequence[int]] = ()
+    finish: FinishReason | None = FinishReason.STOP
+    error: HeadraceError | None = None
+    refuse: HeadraceError | None = None
+    admit: asyncio.Event | None = None
+    go: asyncio.Event | None = None
+    finish_with_last: bool = True
+
+
+def says(*texts: str | bytes, finish: FinishReason | None = FinishReason.STOP) -> Script:
+    """One step a text, one token a byte."""
+    return Script([byte_ids(text) for text in texts], finish)
+
+
+class FakeHandle:
+    """Plays one script."""
+
+    _ids = itertools.count(1)
+
+    def __init__(self, draft: Draft, script: Script) -> None:
+        self.draft = draft
+        self.id = f"{next(self._ids):032x}"
+        self.cached_tokens = 0
+        self.done = False
+        self.cancelled = asyncio.Event()
+        self.waiting = asyncio.Event()
+        self._script = script
+        self._deltas = self._play()
+
+    async def admitted(self) -> None:
+        await self._unless_cancelled(self._script.admit)
+        if self._script.refuse is not None:
+            raise self._script.refuse
+
+    async def next(self, timeout: float) -> list[Delta]:
+        if self.done:
+            return []
+        try:
+            async with asyncio.timeout(timeout):
+                await self._unless_cancelled(self._script.go)
+                if not self._deltas and self._script.error is not None:
+                    raise self._script.error
+                if not self._deltas:
+                    await self._unless_cancelled(asyncio.Event())
+                await asyncio.sleep(0)
+        except TimeoutError:
+            return []
+        delta = self._deltas.pop(0)
+        self.done = delta.finish is not None
+        return [delta]
+
+    def cancel(self) -> None:
+        if not self.done:
+            self.cancelled.set()
+
+    def _play(self) -> list[Delta]:
+        script = self._script
+        deltas = [Delta(0, list(step)) for step in script.steps]
+        if script.finish is None or script.error is not None:
+            return deltas
+        if deltas and script.finish_with_last:
+            return [*deltas[:-1], Delta(0, deltas[-1].tokens, script.finish)]
+        return [*deltas, Delta(0, [], script.finish)]
+
+    async def _unless_cancelled(self, event: asyncio.Event | None) -> None:
+        if event is not None and not event.is_set():
+            self.waiting.set()
+            waits = [asyncio.ensure_future(e.wait()) for e in (event, self.cancelled)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+        if self.cancelled.is_set():
+            raise JobCancelled
+
+
+@dataclass
+class FakeJobs:
+    """`scripts` are taken in order, then `default`."""
+
+    scripts: list[Script] = field(default_factory=list)
+    default: Script = field(default_factory=lambda: says("hello"))
+    capabilities: Capabilities = field(default_factory=lambda: Capabilities(seed=True))
+    connected: bool = True
+    served: bool = True
+    handles: list[FakeHandle] = field(default_factory=list)
+
+    def start(self, draft: Draft) -> FakeHandle:
+        handle = FakeHandle(draft, self.scripts.pop(0) if self.scripts else self.default)
+        self.handles.append(handle)
+        return handle
+
+    def card(self, model: str) -> ModelCard | None:
+        if not self.served or model != MODEL:
+            return None
+        return ModelCard(model=MODEL, capabilities=self.capabilities, context_length=CONTEXT)
+
+    def retry_after(self, model: str) -> float:
+        return 3.0
+
+    @property
+    def draft(self) -> Draft:
+        """The last one."""
+        return self.handles[-1].draft
+
+
+class Api:
+    """The application over scripted jobs, and a client to it."""
+
+    def __init__(self, **settings: float) -> None:
+        self.jobs = FakeJobs()
+        self.traffic = Traffic()
+        self.metrics = Metrics.collecting("edge-test")
+        text = TextModel(MODEL, tiny_tokenizer(), tiny_template())
+        edge = EdgeSettings(**settings)  # type: ignore[arg-type]
+        served = Served(edge, self.jobs, text, tenant(b"x" * 32), SystemClock(), Random(3), self.metrics, 1_700_000_000)
+        self.app: FastAPI = create_app(served, self.traffic, lambda: "req-made")
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[httpx.AsyncClient]:
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
+        async with httpx.AsyncClient(transport=transport, base_url="http://edge", timeout=20) as client:
+            yield client
+
+    async def post(self, body: object = None, **fields: object) -> httpx.Response:
+        """A chat request: `body` as it is (bytes), or the smallest valid one with `fields`."""
+        content = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **fields}
+        async with self.client() as client:
+            if isinstance(body, bytes):
+                headers = {"content-type": "application/json"}
+                return await client.post("/v1/chat/completions", content=body, headers=headers)
+            return await client.post("/v1/chat/completions", json=content if body is None else body)

@@ -1,0 +1,259 @@
+"""The real HTTP server on loopback: the official SDK, and sockets that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import openai
+import pytest
+import uvloop
+
+from schemas.errors import JobFailed
+from services.edge.http_server import HttpServer, PortInUse
+from tests.edge.cluster import until
+from tests.edge.fakes import MODEL, Api, FakeHandle, Script, says
+from tests.edge.sse import read_stream
+from tests.text.tiny import byte_ids
+
+_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@asynccontextmanager
+async def served(api: Api) -> AsyncIterator[HttpServer]:
+    server = HttpServer(api.app, "127.0.0.1", 0)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(2.0)
+
+
+@asynccontextmanager
+async def sdk(server: HttpServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def request(server: HttpServer, **fields: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A chat request by hand."""
+    body = json.dumps({"model": MODEL, "messages": MESSAGES, **fields}).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(head.encode() + body)
+    return reader, writer
+
+
+async def running(api: Api) -> FakeHandle:
+    """The only job, once it waits for something that will not come."""
+    await until(lambda: api.jobs.handles and api.jobs.handles[0].waiting.is_set())
+    return api.jobs.handles[0]
+
+
+async def test_sdk() -> None:
+    api = Api()
+    api.jobs.default = says("he", "llo ", "🙂")
+    async with served(api) as server, sdk(server) as client:
+        assert [model.id async for model in await client.models.list()] == [MODEL]
+        assert (await client.models.retrieve(MODEL)).owned_by == "headrace"
+        raw = await client.chat.completions.with_raw_response.create(model=MODEL, messages=MESSAGES)  # type: ignore[arg-type]
+        whole = raw.parse()
+        assert raw.headers["x-request-id"] == "req-made"
+        assert whole.choices[0].message.content == "hello 🙂"
+        assert whole.choices[0].finish_reason == "stop"
+        assert whole.usage
+        assert whole.usage.completion_tokens == 10
+        stream = await client.chat.completions.create(
+            model=MODEL,
+            messages=MESSAGES,  # type: ignore[arg-type]
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "hello 🙂"
+    assert chunks[-1].usage == whole.usage
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+
+
+async def test_sdk_exceptions() -> None:
+    api = Api()
+    failing = says("abc")
+    failing.error = JobFailed("The model failed on this request.")
+    async with served(api) as server, sdk(server) as client:
+        create = client.chat.completions.create
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await create(model="gpt-4", messages=MESSAGES)  # type: ignore[call-overload]
+        assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
+        with pytest.raises(openai.BadRequestError) as bad:
+            await create(model=MODEL, messages=MESSAGES, temperature=3)  # type: ignore[call-overload]
+        assert (bad.value.param, bad.value.type) == ("temperature", "invalid_request_error")
+        with pytest.raises(openai.BadRequestError) as empty:
+            await create(model=MODEL, messages=[])
+        assert empty.value.code == "empty_array"
+        api.jobs.scripts = [failing]
+        stream = await create(model=MODEL, messages=MESSAGES, stream=True)  # type: ignore[call-overload]
+        assert [(await anext(stream)).choices[0].delta.content for _ in range(2)] == ["", "abc"]
+        with pytest.raises(openai.APIError, match="The model failed"):
+            await anext(stream)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("half", [True, False])
+async def test_a_client_that_leaves_while_tokens_come(stream: bool, half: bool) -> None:
+    """Case 19: (a) and (c); a half-closed connection counts as gone."""
+    api = Api()
+    api.jobs.default = says("hello", finish=None)
+    async with served(api) as server:
+        reader, writer = await request(server, stream=stream)
+        if stream:
+            await reader.readuntil(b"hello")
+        handle = await running(api)
+        assert not handle.cancelled.is_set()
+        if half:
+            writer.write_eof()
+        else:
+            writer.close()
+        await until(handle.cancelled.is_set)
+        await until(lambda: api.traffic.running == 0)
+        writer.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_before_the_job_is_admitted(stream: bool) -> None:
+    """Case 19 (b), in the queue."""
+    api = Api()
+    api.jobs.default = Script(admit=asyncio.Event())
+    async with served(api) as server:
+        _, writer = await request(server, stream=stream)
+        handle = await running(api)
+        writer.close()
+        await until(handle.cancelled.is_set)
+        await until(lambda: api.traffic.running == 0)
+
+
+async def test_headers_come_at_admission() -> None:
+    """Invariant 10: before the first token."""
+    api = Api()
+    api.jobs.default = Script(go=asyncio.Event())
+    async with served(api) as server:
+        reader, writer = await request(server, stream=True)
+        async with asyncio.timeout(5):
+            head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        assert b"x-accel-buffering: no" in head
+        writer.close()
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_request() -> None:
+    api = Api()
+    async with served(api) as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        await until(lambda: api.traffic.running == 1)
+        writer.close()
+        await until(lambda: api.traffic.running == 0)
+        assert api.jobs.handles == []
+
+
+async def test_a_body_that_does_not_arrive() -> None:
+    async with served(Api(body_deadline_s=0.1)) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        async with asyncio.timeout(5):
+            assert b" 400 " in await reader.readline()
+        writer.close()
+
+
+async def test_a_client_that_stops_reading() -> None:
+    """B5: the write deadline ends the job; the connection is closed."""
+    api = Api(write_deadline_s=0.3)
+    api.jobs.default = Script([byte_ids("x" * 100_000)] * 400)
+    async with served(api) as server:
+        with socket.socket() as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            raw.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", server.port))
+            body = json.dumps({"model": MODEL, "messages": MESSAGES, "stream": True}).encode()
+            await asyncio.get_running_loop().sock_sendall(raw, _HEAD % len(body) + body)
+            await until(lambda: api.jobs.handles and api.jobs.handles[0].cancelled.is_set(), timeout=10)
+            await until(lambda: api.traffic.running == 0)
+            received = 0
+            async with asyncio.timeout(5):
+                while data := await asyncio.get_running_loop().sock_recv(raw, 1 << 20):
+                    received += len(data)
+        assert received < 400 * 100_000
+
+
+async def test_a_disconnect_after_the_finish_is_no_cancel() -> None:
+    """B6: the SDK closes as soon as it reads [DONE]."""
+    api = Api()
+    async with served(api) as server:
+        reader, writer = await request(server, stream=True)
+        await reader.readuntil(b"[DONE]")
+        writer.close()
+        await until(lambda: api.traffic.running == 0)
+        assert not api.jobs.handles[0].cancelled.is_set()
+    assert b"headrace_requests_cancelled_total{" not in api.metrics.prometheus_text()
+
+
+async def test_a_busy_port_is_one_clear_line() -> None:
+    async with served(Api()) as server:
+        with pytest.raises(PortInUse, match=rf"cannot listen on 127\.0\.0\.1:{server.port}: .*HEADRACE_EDGE__PORT"):
+            HttpServer(Api().app, "127.0.0.1", server.port)
+
+
+async def test_more_chats_at_once_than_the_backlog() -> None:
+    """Granian's own limit would let 128 in."""
+    api = Api()
+    go = asyncio.Event()
+    script = says("hello")
+    script.go = go
+    api.jobs.default = script
+    async with served(api) as server:
+        clients = [await request(server, stream=True) for _ in range(200)]
+        await until(lambda: len(api.jobs.handles) == 200, timeout=20)
+        go.set()
+        for reader, writer in clients:
+            async with asyncio.timeout(10):
+                await reader.readuntil(b"[DONE]")
+            writer.close()
+
+
+def test_under_uvloop() -> None:
+    """The loop of real processes."""
+
+    async def main() -> None:
+        api = Api()
+        go = asyncio.Event()
+        script = says("hello", finish=None)
+        script.go = go
+        api.jobs.scripts = [says("hello"), script]
+        async with served(api) as server:
+            reader, writer = await request(server, stream=True)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"200 OK" in head
+            data = await reader.readuntil(b"0\r\n\r\n")
+            assert read_stream(_unchunked(data)).content == "hello"
+            writer.close()
+            _, writer = await request(server, stream=False)
+            await until(lambda: len(api.jobs.handles) == 2)
+            writer.close()
+            await until(api.jobs.handles[1].cancelled.is_set)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def _unchunked(data: bytes) -> bytes:
+    body = b""
+    while data:
+        size, _, data = data.partition(b"\r\n")
+        body += data[: int(size, 16)]
+        data = data[int(size, 16) + 2 :]
+    return body

@@ -1,0 +1,108 @@
+"""`serve` whole: NATS, HTTP, a router and a worker played by the test, and the way down."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from pathlib import Path
+
+import httpx
+import pytest
+
+from schemas.codec import decode, encode
+from schemas.job import Job
+from schemas.placement import Accepted
+from schemas.reply import FinishReason, Frame, Frames
+from schemas.state import Capabilities, ModelCard, QueueReport
+from schemas.subjects import Subjects
+from services.bus.interface import Msg
+from services.bus.nats_bus import connect
+from services.edge.http_server import free_port
+from services.edge.service import serve
+from services.edge.tenant import server_secret, tenant
+from services.settings import EdgeSettings, NatsSettings, Settings
+from tests.edge.cluster import DECODE, EDGE, ROUTER, until
+from tests.edge.sse import read_stream
+from tests.nats_fixture import NatsServer
+from tests.text.tiny import byte_ids, write_tiny_model_folder
+
+MODEL = "tiny"
+
+
+async def test_from_start_to_drain(nats_server: NatsServer, tmp_path: Path) -> None:
+    write_tiny_model_folder(tmp_path / "models" / MODEL)
+    port = free_port("127.0.0.1", 0)
+    settings = Settings(
+        home=tmp_path, model=MODEL, nats=NatsSettings(url=nats_server.url), edge=EdgeSettings(port=port, drain_timeout_s=5)
+    )
+    stop = asyncio.Event()
+    edge = asyncio.create_task(serve(settings, EDGE, stop))
+    router = await connect(nats_server.url, ROUTER, "router")
+    subjects = Subjects()
+    jobs: list[Job] = []
+
+    def accept(msg: Msg) -> None:
+        jobs.append(decode(msg.data, Job))
+        router.publish(msg.reply, encode(Accepted(run=1, prefill="", decode=DECODE, router=ROUTER)))
+
+    def say(job: Job, index: int, text: str, finish: FinishReason | None) -> None:
+        frame = Frame(run=1, job=job.job, attempt=1, hop=2, index=index, tokens=tuple(byte_ids(text)), finish=finish)
+        router.publish(job.reply_to, encode(Frames(process=DECODE, frames=(frame,))), reply=subjects.control(DECODE))
+
+    await router.subscribe(subjects.submit(MODEL), accept)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+        await _status(client, "/ready", 503)
+        card = ModelCard(model=MODEL, capabilities=Capabilities(seed=True), context_length=512)
+        router.publish(subjects.queue(MODEL), encode(QueueReport(router=ROUTER, model=MODEL, card=card)))
+        await _status(client, "/ready", 200)
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            assert response.status_code == 200
+            await until(lambda: jobs)
+            say(jobs[0], 0, "hel", None)
+            stop.set()
+            await _status(client, "/ready", 503)
+            say(jobs[0], 3, "lo", FinishReason.STOP)
+            assert read_stream(await response.aread()).content == "hello"
+    async with asyncio.timeout(10):
+        await edge
+    assert free_port("127.0.0.1", port) == port
+    await router.close()
+
+
+async def test_a_busy_port_ends_it_before_anything_else(tmp_path: Path) -> None:
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(OSError, match="cannot listen"):
+        await serve(Settings(home=tmp_path, edge=EdgeSettings(port=port)), EDGE, asyncio.Event())
+    server.close()
+
+
+def test_the_secret_is_made_once_and_is_ours_alone(tmp_path: Path) -> None:
+    secret = server_secret(tmp_path / "home")
+    assert server_secret(tmp_path / "home") == secret
+    path = tmp_path / "home" / "secret"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [file.name for file in path.parent.iterdir()] == ["secret"]
+    path.write_bytes(b"short")
+    with pytest.raises(ValueError, match="damaged"):
+        server_secret(tmp_path / "home")
+
+
+def test_tenants_differ() -> None:
+    names = [tenant(b"k" * 32, f"t{n}") for n in range(100)]
+    assert len({each.salt for each in names}) == 100
+    assert {each.lane for each in names} == set(range(16))
+    assert tenant(b"k" * 32) != tenant(b"j" * 32)
+
+
+async def _status(client: httpx.AsyncClient, path: str, wanted: int) -> None:
+    """Waits until `path` answers `wanted`."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                if (await client.get(path)).status_code == wanted:
+                    return
+            except httpx.ConnectError:
+                pass
+            await asyncio.sleep(0.01)

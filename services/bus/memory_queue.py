@@ -76,7 +76,8 @@ class MemoryWorkQueue:
         headers: Mapping[str, str] | None = None,
     ) -> Put:
         now = self._now()
-        if subject in self._jobs or self._seen.get(msg_id, float("-inf")) > now - _DUPLICATE_WINDOW_S:
+        self._seen = {seen: when for seen, when in self._seen.items() if when > now - _DUPLICATE_WINDOW_S}
+        if subject in self._jobs or msg_id in self._seen:
             return Put.DUPLICATE
         if len(self._jobs) >= self._max_jobs:
             return Put.FULL

@@ -27,10 +27,9 @@ CLOSE_WITHIN = 2.0
 
 _ERROR_KINDS = {
     "permissions": "permissions violation",
-    "authorization": "authorization",
+    "authorization": "auth",
     "stale": "stale connection",
     "payload": "maximum payload",
-    "slow_consumer": "slow consumer",
 }
 
 _log = logging.getLogger("headrace.bus")

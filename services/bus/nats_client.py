@@ -27,6 +27,7 @@ from nats.errors import Error as NatsError
 
 from schemas.errors import Disconnected, MessageTooLarge
 from services.bus.interface import NO_HEADERS, Handler, Msg
+from services.telemetry.logs import fields
 
 MAX_CONTROL_LINE = 4_000
 """Bytes of subject and reply subject together; the server closes the connection at 4,096 for the whole line."""
@@ -55,6 +56,7 @@ class Client(nats_client.Client):
         self._on_server_error = on_error
         self._handlers: dict[int, Handler] = {}
         self._usable = True
+        self._closing = False
         self._write_scheduled = False
 
     # outbound
@@ -154,7 +156,7 @@ class Client(nats_client.Client):
         try:
             handler(Msg(subject.decode(), data, reply.decode(), headers or NO_HEADERS))
         except Exception:
-            _log.exception("a handler failed", extra={"headrace_fields": {"subject": subject.decode("utf-8", "replace")}})
+            _log.exception("a handler failed", extra=fields(subject=subject.decode("utf-8", "replace")))
         return None
 
     # the connection's life
@@ -168,7 +170,7 @@ class Client(nats_client.Client):
     async def _attempt_reconnect(self) -> None:
         self._usable = False
         self._on_down()
-        while not self.is_closed:
+        while not (self.is_closed or self._closing):
             self.abort()
             self.options["reconnect_time_wait"] = RECONNECT_EVERY * self._random.uniform(0.5, 1.5)
             await asyncio.sleep(RECONNECT_EVERY * self._random.random())  # a server's clients do not return as one
@@ -177,20 +179,25 @@ class Client(nats_client.Client):
             except Exception:
                 _log.exception("reconnecting failed in an unforeseen way; again")
                 continue
-            if self.is_connected:
+            if self.is_connected and not self._closing:
                 self._usable = True
                 self._on_up()
             return
 
     async def shutdown(self, timeout: float) -> None:
         """Close, after any reconnect in progress has ended: nats-py's `close` alone can lose to it and leave it open."""
+        self._closing = True
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         reconnecting = self._reconnection_task
         while reconnecting is not None and not reconnecting.done() and loop.time() < deadline:
             reconnecting.cancel()  # more than once: `wait_for` swallows one that comes as it ends
             await asyncio.wait({reconnecting}, timeout=RECONNECT_EVERY)
-        await asyncio.wait({loop.create_task(self.close())}, timeout=max(0.0, deadline - loop.time()))
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self.close()
+        except (TimeoutError, OSError) as error:
+            _log.warning("closing without a goodbye", extra=fields(error=error))
         self.abort()
         await asyncio.sleep(0)  # the socket is closed at the loop's next turn
 

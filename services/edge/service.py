@@ -51,6 +51,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         await jobs.open()
         traffic = Traffic()
         metrics.gauge(names.REQUESTS_RUNNING, lambda: float(len(jobs)))
+        metrics.gauge(names.REQUESTS_WAITING, lambda: float(jobs.models.waiting(files.name)))
         served = Served(edge, jobs, text, whose, clock, random, metrics, int(clock.wall()))
         app = create_app(served, traffic, lambda: f"req-{random.getrandbits(96):024x}")
         server = HttpServer(app, edge.host, edge.port)

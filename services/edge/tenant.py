@@ -33,7 +33,7 @@ def tenant(secret: bytes, name: str = DEFAULT) -> Tenant:
 
 
 def server_secret(home: Path) -> bytes:
-    """The secret in `home`, made at the first start; readable by its owner only. Raises OSError, ValueError for a damaged one."""
+    """The secret in `home`, made at the first start; readable by its owner only. Raises OSError, also for a damaged one."""
     path = home / "secret"
     home.mkdir(parents=True, exist_ok=True)
     fresh = home / f".secret.{os.getpid()}.tmp"
@@ -49,5 +49,5 @@ def server_secret(home: Path) -> bytes:
             fresh.unlink()
     secret = path.read_bytes()
     if len(secret) != _BYTES:
-        raise ValueError(f"{path} is damaged: delete it, and the next start makes a new one")
+        raise OSError(f"{path} is damaged: delete it, and the next start makes a new one")
     return secret

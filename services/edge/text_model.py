@@ -21,6 +21,8 @@ from services.text.tokenizer import Tokenizer
 
 INLINE_CHARACTERS = 4096
 """About a millisecond of work; more goes to a thread."""
+_PER_MESSAGE = 16
+"""Characters that a message costs beside its text."""
 _THREADS = 2
 
 
@@ -42,7 +44,7 @@ class TextModel:
 
     async def encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The prompt's ids. Raises `InvalidRequest`."""
-        if sum(_characters(message.get("content")) for message in messages) <= INLINE_CHARACTERS:
+        if sum(map(_characters, messages)) <= INLINE_CHARACTERS:
             return self._encoder.encode(messages)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._encoder.encode, messages)
 
@@ -54,7 +56,9 @@ class TextModel:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _characters(content: Any) -> int:
-    if isinstance(content, str):
-        return len(content)
-    return sum(len(part.get("text", "")) for part in content) if isinstance(content, list) else 0
+def _characters(message: Mapping[str, Any]) -> int:
+    """About how much there is to render and to encode."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return _PER_MESSAGE + sum(_PER_MESSAGE + len(part.get("text", "")) for part in content)
+    return _PER_MESSAGE + (len(content) if isinstance(content, str) else 0)

@@ -153,7 +153,7 @@ class Api:
         self.traffic = Traffic()
         self.metrics = Metrics.collecting("edge-test")
         text = TextModel(MODEL, tiny_tokenizer(), tiny_template())
-        edge = EdgeSettings(**settings)  # type: ignore[arg-type]
+        edge = EdgeSettings(**settings)
         served = Served(edge, self.jobs, text, tenant(b"x" * 32), SystemClock(), Random(3), self.metrics, 1_700_000_000)
         self.app: FastAPI = create_app(served, self.traffic, lambda: "req-made")
 

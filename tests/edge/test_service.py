@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -85,7 +87,7 @@ def test_the_secret_is_made_once_and_is_ours_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [file.name for file in path.parent.iterdir()] == ["secret"]
     path.write_bytes(b"short")
-    with pytest.raises(ValueError, match="damaged"):
+    with pytest.raises(OSError, match="damaged"):
         server_secret(tmp_path / "home")
 
 
@@ -106,3 +108,9 @@ async def _status(client: httpx.AsyncClient, path: str, wanted: int) -> None:
             except httpx.ConnectError:
                 pass
             await asyncio.sleep(0.01)
+
+
+def test_the_edge_never_loads_torch() -> None:
+    code = "import sys, services.edge.service; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

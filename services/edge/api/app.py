@@ -16,13 +16,9 @@ from services.edge.api.body import ClientGone
 from services.edge.api.chat import ChatCompletions, Served
 from services.edge.api.errors import error_response, from_status
 from services.edge.api.gate import Gate, Traffic
-from services.edge.api.request import ChatRequest
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _CLIENT_GONE = 499
-_CHAT_BODY: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": ChatRequest.model_json_schema()}}}
-}
 
 
 def create_app(served: Served, traffic: Traffic, new_id: Callable[[], str]) -> FastAPI:
@@ -34,7 +30,7 @@ def create_app(served: Served, traffic: Traffic, new_id: Callable[[], str]) -> F
     app.add_exception_handler(ClientGone, _nobody_there)
     chat = ChatCompletions(served)
 
-    @app.post("/v1/chat/completions", openapi_extra=_CHAT_BODY)
+    @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await chat(request)
 

@@ -56,12 +56,19 @@ class JobLife:
             return unplaced
         job.admitted = True
         job.mailbox.wake()
-        watch = self._watch_silence(job, job.attempt)
-        try:
-            await asyncio.wait({job.over})  # awaited directly, our own cancellation would cancel it
-            return job.over.result()
-        finally:
-            watch.cancel()
+        while not await self._ended(job, self._timing.owned_s):
+            if job.run and not job.hop and self._wire.bus.steady_for() >= self._timing.settle_s:
+                # A worker that accepted says *owned* at once; one that never does is not waited for until the deadline.
+                job.end_attempt(AttemptEnd("silent", Unavailable("No worker answered.", retry_after=1.0), alive=True))
+            elif job.hop:
+                await self._ended(job, None)
+        return job.over.result()
+
+    @staticmethod
+    async def _ended(job: ActiveJob, timeout: float | None) -> bool:
+        """Whether the attempt is over by then. The future is not awaited itself: our cancellation would cancel it."""
+        await asyncio.wait({job.over}, timeout=timeout)
+        return job.over.done()
 
     def _check(self, job: ActiveJob, end: AttemptEnd) -> None:
         if job.deaths >= self._timing.deaths:
@@ -73,12 +80,3 @@ class JobLife:
         """Which one was silent is not known: a queue group chose it."""
         routers = self._board.routers(job.draft.model)
         return self._random.choice(routers) if routers else ""
-
-    def _watch_silence(self, job: ActiveJob, attempt: int) -> asyncio.TimerHandle:
-        """A worker that accepted says *owned* at once; one that never does is not waited for until the deadline."""
-
-        def silent() -> None:
-            if job.run and not job.hop and job.attempt == attempt and self._wire.bus.steady_for() >= self._timing.settle_s:
-                job.end_attempt(AttemptEnd("silent", Unavailable("No worker answered.", retry_after=1.0), alive=True))
-
-        return asyncio.get_running_loop().call_later(self._timing.owned_s, silent)

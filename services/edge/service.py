@@ -7,9 +7,11 @@ import logging
 from random import SystemRandom
 
 from schemas.subjects import Subjects
+from services.bus.interface import Msg
 from services.bus.jetstream import JetStream
 from services.bus.jetstream_queue import JetStreamWorkQueue
-from services.bus.nats_bus import Credentials, connect
+from services.bus.micro import Service
+from services.bus.nats_bus import Credentials, NatsBus, connect
 from services.clock import SystemClock
 from services.edge.api.app import create_app
 from services.edge.api.chat import Served
@@ -17,6 +19,7 @@ from services.edge.api.gate import Traffic
 from services.edge.http_server import HttpServer, free_port
 from services.edge.jobs.supervisor import Supervisor
 from services.edge.jobs.timing import Timing
+from services.edge.status import Status, status
 from services.edge.tenant import server_secret, tenant
 from services.edge.text_model import TextModel
 from services.models.store import ModelStore
@@ -56,12 +59,24 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         app = create_app(served, traffic, lambda: f"req-{random.getrandbits(96):024x}")
         server = HttpServer(app, edge.host, edge.port)
         await server.start()
+        admin = _admin(bus, traffic, jobs, settings)
+        await admin.start()
         _log.info("serving", extra=fields(url=f"http://{edge.host}:{server.port}", model=files.name))
         await stop.wait()
         await _drain(traffic, jobs, server, edge.drain_timeout_s)
+        await admin.drain(_CANCEL_S)
     finally:
         text.close()
         await bus.drain(_CANCEL_S)
+
+
+def _admin(bus: NatsBus, traffic: Traffic, jobs: Supervisor, settings: Settings) -> Service:
+    async def answer(_: Msg) -> Status:
+        return status(bus.process, traffic, jobs)
+
+    service = Service(bus, "headrace-edge", "0.1.0", "Headrace edge: HTTP in, jobs out", {"model": settings.model})
+    service.endpoint("status", Subjects(settings.nats.prefix).admin("edge", bus.process, "status"), answer)
+    return service
 
 
 async def _drain(traffic: Traffic, jobs: Supervisor, server: HttpServer, timeout: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import stat
 import subprocess
 import sys
@@ -57,6 +58,9 @@ async def test_from_start_to_drain(nats_server: NatsServer, tmp_path: Path) -> N
         card = ModelCard(model=MODEL, capabilities=Capabilities(seed=True), context_length=512)
         router.publish(subjects.queue(MODEL), encode(QueueReport(router=ROUTER, model=MODEL, card=card)))
         await _status(client, "/ready", 200)
+        admin = await router.request(subjects.admin("edge", EDGE, "status"), b"", timeout=5)
+        seen = json.loads(admin.data)
+        assert (seen["models"], seen["routers"], seen["draining"]) == ([MODEL], [ROUTER], False)
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
         async with client.stream("POST", "/v1/chat/completions", json=body) as response:
             assert response.status_code == 200

@@ -1,0 +1,30 @@
+"""What an edge tells an operator, as JSON (`hr.admin.edge.<id>.status`). Numbers only: nothing of a request's content."""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.edge.api.gate import Traffic
+from services.edge.jobs.supervisor import Supervisor
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """`requests` are open HTTP requests, `jobs` those whose compute may not have ended, `models` what can be served now."""
+
+    edge: str
+    requests: int
+    jobs: int
+    models: list[str]
+    routers: list[str]
+    draining: bool
+
+
+def status(edge: str, traffic: Traffic, jobs: Supervisor) -> Status:
+    return Status(
+        edge=edge,
+        requests=traffic.running,
+        jobs=len(jobs),
+        models=jobs.models.models(),
+        routers=jobs.models.routers(),
+        draining=traffic.draining,
+    )

@@ -59,12 +59,12 @@ $(shell $(RUN) -c '' 2>/dev/null || rm -f $(VENV)/.local $(VENV)/.dev)
 
 $(VENV)/.local: $(INPUTS)
 	@$(venv)
-	@echo "Installing Headrace into $(VENV): about 260 MB to download (190 MB of it PyTorch's CPU build), 1.1 GB on disk."
+	@echo "Installing Headrace into $(VENV): about 250 MB to download (190 MB of it PyTorch's CPU build), 1.1 GB on disk."
 	@$(install_local)
 
 $(VENV)/.dev: $(INPUTS)
 	@$(venv)
-	@echo "Installing Headrace and its test tools into $(VENV): about 310 MB to download (190 MB of it PyTorch's CPU build)."
+	@echo "Installing Headrace and its test tools into $(VENV): about 300 MB to download (190 MB of it PyTorch's CPU build), 1.4 GB on disk."
 	@$(install_dev)
 
 install_local = $(PIP) -e '.[local]' && rm -f $(VENV)/.installing && touch $(VENV)/.local

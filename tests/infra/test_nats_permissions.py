@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from nats.aio.msg import Msg
 
 from schemas.subjects import JOBS_STREAM, WORKERS_BUCKET, Subjects
 from services.cli.up.credentials import USERS, load_or_create
-from services.cli.up.nats import NatsPlan, binary, free_port, violations, write_config
+from services.cli.up.nats import NatsPlan, binary, free_port, violations, write_config, write_operator_context
 
 S = Subjects()
 MODEL = "smollm2-135m-instruct"
@@ -332,6 +333,15 @@ def test_passwords_are_made_once_and_private(tmp_path: Path) -> None:
     assert load_or_create(tmp_path / "nats") == first
     for file in (tmp_path / "nats").iterdir():
         assert os.stat(file).st_mode & 0o077 == 0
+
+
+async def test_the_operators_context_logs_in(server: Server) -> None:
+    context = json.loads(write_operator_context(server.plan, server.passwords).read_text())
+    client = await nats.connect(
+        context["url"], user=context["user"], password=context["password"], inbox_prefix=context["inbox_prefix"]
+    )
+    assert json.loads((await client.request("$JS.API.STREAM.NAMES", timeout=5)).data)["total"] == 0
+    await client.close()
 
 
 def test_rendered_files_are_private(tmp_path: Path) -> None:

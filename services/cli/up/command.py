@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             raise CommandError(f"port {arguments.nats_port} is taken: leave --nats-port out and a free one is used")
         passwords = load_or_create(server.folder)
         config = nats.write_config(server, passwords)
+        nats.write_operator_context(server, passwords)
         program = Program("nats", (nats.binary(), "-c", str(config)), os.environ, STOP_S, identified=False)
         services = plan(settings, counts, server.url, passwords, os.environ)
         ready = f"Headrace is ready: {_url(settings.edge)} (model {files.name})\n{_curl(settings.edge, files.name)}"
@@ -105,11 +106,12 @@ async def _supervise(
     )
 
     def on_signal() -> None:
-        _say("Stopping when the open answers are through; Ctrl-C again stops at once.")
-        supervisor.stop()
+        again = supervisor.stop()
+        _say("Stopping at once." if again else "Stopping when the open answers are through; Ctrl-C again stops at once.")
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup: the terminal may go
+            asyncio.get_running_loop().add_signal_handler(number, on_signal)
     try:
         await supervisor.run(lambda: print(ready, flush=True))
     finally:

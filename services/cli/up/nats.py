@@ -5,6 +5,7 @@ Owns `<home>/nats/`. What the server allows whom is in infra/nats/, not here.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
@@ -65,6 +66,20 @@ def write_config(plan: NatsPlan, passwords: Mapping[str, str], templates: Path =
             raise CommandError(f"{templates / name} is missing: `headrace up` runs from a checkout of Headrace") from None
         write_private(plan.folder / name, text)
     return plan.folder / _FILES[0]
+
+
+def write_operator_context(plan: NatsPlan, passwords: Mapping[str, str]) -> Path:
+    """A context of the `nats` command that logs in as the operator; `nats` takes it from ~/.config/nats/context/."""
+    context = {
+        "description": "Headrace on this machine",
+        "url": plan.url,
+        "user": "operator",
+        "password": passwords["operator"],
+        "inbox_prefix": "_INBOX.operator",
+    }
+    path = plan.folder / "operator.json"
+    write_private(path, json.dumps(context, indent=2) + "\n")
+    return path
 
 
 def violations(log: str) -> list[str]:

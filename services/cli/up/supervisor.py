@@ -63,11 +63,12 @@ class Supervisor:
     def keepers(self) -> list[Keeper]:
         return [self._nats, *(keeper for stage in self._stages for keeper in stage)]
 
-    def stop(self) -> None:
-        """Asked once: drain in order. Asked again: at once."""
+    def stop(self) -> bool:
+        """Asked once: drain in order. Asked again: at once, and the answer is True."""
         if self._stop.is_set():
             self._hurry.set()
         self._stop.set()
+        return self._hurry.is_set()
 
     async def run(self, announce_ready: Callable[[], None]) -> None:
         """Start, say when ready, keep running until `stop`. Raises `CommandError` when the start does not succeed."""

@@ -110,6 +110,8 @@ class Job(Message, frozen=True, omit_defaults=True, kw_only=True):
             raise ValueError("edge is not a process id")
         if not self.prompt or len(self.prompt) % 4:
             raise ValueError("prompt is empty or not whole u32 ids")
+        if len(self.salt) > 64:  # BLAKE2b takes no longer key
+            raise ValueError("salt is longer than 64 bytes")
         if self.attempt < 1 or not 0 <= self.lane < LANES:
             raise ValueError("attempt or lane is out of range")
         if self.n < 1 or [choice.index for choice in self.choices] != list(range(self.n)):

@@ -76,11 +76,15 @@ class ScriptedSettings(_Section):
 
 
 class WorkerSettings(_Section):
-    """One worker. `kv_blocks` 0 = from `kv_memory_mb`. `threads`: compute threads of the engine."""
+    """One worker. `kv_blocks` 0 = from `kv_memory_mb`. `threads`: compute threads of the engine.
+
+    `prefix_cache`: keep full KV blocks for prompts that begin alike, as long as nobody else needs the room.
+    """
 
     engine: Literal["torch", "scripted"] = "torch"
     kv_blocks: int = Field(0, ge=0)
     kv_memory_mb: int = Field(1024, gt=0)
+    prefix_cache: bool = True
     max_batch: int = Field(32, gt=0)
     step_tokens: int = Field(512, gt=0)
     step_target_s: float = Field(0.06, gt=0)

@@ -12,6 +12,7 @@ from services.engine.scheduler import ChunkedScheduler
 from services.engine.scripted import VERSION, ScriptedRunner, Timing, load_scripts
 from services.kv.hashing import kv_compat
 from services.kv.pool import BlockPool
+from services.kv.prefix_cache import prefix_cache
 from services.models.store import ModelFiles
 from services.settings import Settings
 
@@ -34,7 +35,8 @@ def build_scripted(files: ModelFiles, settings: Settings, clock: Clock) -> StepE
     eos = config.get("eos_token_id") or 0
     eos_ids = frozenset(eos if isinstance(eos, list) else [eos])
     memory = memoryview(bytearray((worker.kv_blocks or DEFAULT_SCRIPTED_BLOCKS) * scripted.block_bytes))
-    pool = BlockPool(memory.nbytes // scripted.block_bytes, block_bytes=scripted.block_bytes, memory=memory)
+    prefix = prefix_cache(enabled=worker.prefix_cache)
+    pool = BlockPool(memory.nbytes // scripted.block_bytes, block_bytes=scripted.block_bytes, memory=memory, prefix=prefix)
     runner = ScriptedRunner(
         pool,
         block_tokens=scripted.block_tokens,

@@ -16,6 +16,7 @@ from schemas.handoff import FirstToken
 from schemas.lifecycle import State
 from services.clock import Clock
 from services.engine.admission import admit
+from services.engine.blocks import SequenceBlocks
 from services.engine.protocol import EngineInfo, EngineStats, OnStep, RunEnd, RunSpec, StepReport, TokenOutput
 from services.engine.runner import Failed, Outcome, Runner, Sampled
 from services.engine.scheduler import Scheduler, Step, choose_victim
@@ -36,6 +37,7 @@ class StepEngine:
         self._runner = runner
         self._scheduler = scheduler
         self._clock = clock
+        self._blocks = SequenceBlocks(info, pool)
         self._sequences: dict[int, Sequence] = {}
         self._in_step: frozenset[int] = frozenset()
         self._ended: list[RunEnd] = []
@@ -67,18 +69,20 @@ class StepEngine:
     def prefill(self, spec: RunSpec, *, then_decode: bool = False) -> None:
         self._must_be_new(spec.run)
         choice, ids = admit(self.info, spec)
-        blocks = self._claim(spec.run, self._blocks_for(len(ids) + (1 if then_decode else 0)))
-        self._add(Sequence(spec, choice.index, ids, blocks, next(self._arrivals), then_decode))
+        sequence = Sequence(spec, choice.index, ids, (), next(self._arrivals), then_decode)
+        self._blocks.admit(sequence)
+        self._add(sequence)
 
     def decode(self, spec: RunSpec, first: tuple[FirstToken, ...], *, cached_tokens: int, compute_s: float) -> None:
         self._must_be_new(spec.run)
         choice, ids = admit(self.info, spec, first)
         blocks = self.pool.blocks(RunHolder(spec.run))
-        if len(blocks) < self._blocks_for(len(ids) - 1):
+        if len(blocks) < self._blocks.needed(len(ids) - 1):
             raise LedgerError(f"a run of {len(ids) - 1} computed tokens came with {len(blocks)} blocks")
         sequence = Sequence(spec, choice.index, ids, blocks, next(self._arrivals), then_decode=True)
         sequence.computed = len(ids) - 1
         sequence.cached_tokens, sequence.compute_s = cached_tokens, compute_s
+        self._blocks.seal(sequence)
         self._add(sequence)
 
     def cancel(self, run: int) -> None:
@@ -91,7 +95,7 @@ class StepEngine:
             asyncio.get_running_loop().call_soon(self._report, StepReport())  # not after the step in progress
 
     def stats(self) -> EngineStats:
-        waiting = [s for s in self._sequences.values() if s.computed == 0 and s.run not in self._in_step]
+        waiting = [s for s in self._sequences.values() if s.waiting and s.run not in self._in_step]
         return self._statistics.snapshot(
             queued=len(waiting),
             queued_tokens=sum(s.uncomputed for s in waiting),
@@ -100,19 +104,6 @@ class StepEngine:
         )
 
     # admission
-
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.info.block_tokens)
-
-    def _claim(self, run: int, blocks: int) -> tuple[int, ...]:
-        """The run's blocks: those it holds already (a reservation), grown to `blocks`. Raises `PoolExhausted`."""
-        holder = RunHolder(run)
-        held = len(self.pool.blocks(holder))
-        if not held:
-            self.pool.allocate(holder, blocks)
-        elif held < blocks:
-            self.pool.extend(holder, blocks - held)
-        return self.pool.blocks(holder)
 
     def _must_be_new(self, run: int) -> None:
         if run in self._sequences:
@@ -143,20 +134,19 @@ class StepEngine:
         return list(self._sequences.values())
 
     def _grow(self, sequence: Sequence) -> None:
-        while len(sequence.blocks) < self._blocks_for(len(sequence.ids)):
+        while sequence.run in self._sequences:
             try:
-                self.pool.extend(RunHolder(sequence.run), 1)
-                sequence.blocks = self.pool.blocks(RunHolder(sequence.run))
+                self._blocks.grow(sequence)
+                return
             except PoolExhausted:
-                victim = choose_victim(self._sequences.values())
-                self._end(victim.run, State.RETRY, "preempted")
-                if victim is sequence:
-                    return
+                self._end(choose_victim(self._sequences.values()).run, State.RETRY, "preempted")
 
     async def _execute(self, step: Step) -> StepReport:
         self._in_step = frozenset(chunk.sequence.run for chunk in step.chunks)
         started = self._clock.monotonic()
         try:
+            for chunk in step.chunks:
+                self._blocks.must_be_writable(chunk)
             outcomes = await self._runner.execute(step)
             if outcomes is not None and len(outcomes) != len(step.chunks):
                 raise InternalError(f"{len(outcomes)} outcomes for {len(step.chunks)} chunks")
@@ -188,6 +178,7 @@ class StepEngine:
                 self._end(sequence.run, State.FAILED, outcome.reason)
                 continue
             sequence.computed += chunk.count
+            self._blocks.seal(sequence)
             if outcome is not None:
                 tokens.append(self._append(sequence, outcome, prefilled))
         return StepReport(tuple(tokens), tuple(prefilled), seconds=seconds)

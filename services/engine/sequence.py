@@ -1,6 +1,7 @@
 """One choice of a run inside an engine: its ids, how far its KV is computed, the blocks that hold it.
 
-Invariant: tokens 0..computed-1 have their KV in `blocks`; the last id is never computed before the step that follows it.
+Invariant: tokens 0..computed-1 have their KV in `blocks`; the last id is never computed before the step that follows it; the
+first `sealed` blocks are full and never written.
 Changed on the event loop only; `cancelled` alone is read by the computing thread.
 """
 
@@ -15,6 +16,11 @@ from services.engine.protocol import RunSpec
 
 @dataclass(slots=True, eq=False)
 class Sequence:
+    """`reused`: tokens whose KV came from this engine's prefix cache; `cached_tokens`: what the job is told of the prompt's.
+
+    `hashes`: identities of its first blocks, as far as they are known; the first `sealed` blocks are shareable.
+    """
+
     spec: RunSpec
     choice: int
     ids: list[int]
@@ -25,6 +31,9 @@ class Sequence:
     cached_tokens: int = 0
     compute_s: float = 0.0
     cancelled: bool = False
+    reused: int = 0
+    sealed: int = 0
+    hashes: list[bytes] = field(default_factory=list)
     prompt_length: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,6 +55,11 @@ class Sequence:
     @property
     def uncomputed(self) -> int:
         return len(self.ids) - self.computed
+
+    @property
+    def waiting(self) -> bool:
+        """No step has computed anything of it yet."""
+        return self.computed == self.reused
 
     @property
     def decoding(self) -> bool:

@@ -16,7 +16,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from services.kv.prefix import CacheEvents
+from services.kv.prefix import CacheEvents, NullPrefixCache, PrefixCache
+
+
+def prefix_cache(*, enabled: bool) -> PrefixCache:
+    """The cache of a worker that wants one, or one that keeps nothing."""
+    return LruPrefixCache() if enabled else NullPrefixCache()
 
 
 class LruPrefixCache:

@@ -17,6 +17,7 @@ from services.engine.torch_engine.model import Llama
 from services.engine.torch_engine.runner import TorchRunner
 from services.engine.torch_engine.weights import load_weights
 from services.kv.hashing import kv_compat
+from services.kv.prefix_cache import prefix_cache
 from services.models.errors import ModelError
 from services.models.store import ModelFiles
 from services.settings import WorkerSettings
@@ -36,7 +37,7 @@ def build(files: ModelFiles, settings: WorkerSettings, clock: Clock) -> StepEngi
     """
     config = load_config(files.config)
     eos_ids = read_eos_ids(files.folder)
-    kv = memory.allocate(config, settings)
+    kv = memory.allocate(config, settings, prefix_cache(enabled=settings.prefix_cache))
     model = Llama(config, load_weights(files.safetensors, config), kv.tensor)
     return StepEngine(
         info=_info(files, config, settings, min(config.context, kv.tokens), eos_ids),

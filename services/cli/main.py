@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command(arguments)
     except SettingsError as error:
         return _fail(error, EXIT_USAGE)
-    except CommandError as error:
+    except (CommandError, OSError) as error:  # a full disk says it well enough itself
         return _fail(error, EXIT_FAILED)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

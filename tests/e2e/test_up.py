@@ -107,6 +107,40 @@ def test_both_roles_in_one_worker(tmp_path: Path, default_model: ModelFiles) -> 
 
 
 @pytest.mark.timeout(300)
+def test_ctrl_c_lets_an_open_answer_end(tmp_path: Path, default_model: ModelFiles) -> None:
+    command = [*UP, "--engine", "scripted", "--model", str(default_model.folder)]
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 100, "stream": True}
+    slow = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.02"}
+    with started(command, tmp_path / "home", tmp_path, env=slow) as up:
+        up.wait_ready(READY_S)
+        with httpx.stream("POST", f"{up.url}/v1/chat/completions", json={**body, "model": up.model}, timeout=60) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            os.killpg(up.process.pid, signal.SIGINT)
+            rest = [line for line in lines if line]
+        assert '"finish_reason":"length"' in rest[-2]
+        assert rest[-1] == "data: [DONE]"
+        assert up.process.wait(60) == 0
+        assert "Stopping when the open answers are through" in up.said
+        up.assert_nothing_is_left()
+
+
+@pytest.mark.timeout(300)
+def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, default_model: ModelFiles) -> None:
+    command = [*UP, "--engine", "scripted", "--model", str(default_model.folder)]
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1000, "stream": True}
+    with started(command, tmp_path / "home", tmp_path, env={"HEADRACE_SCRIPTED__DECODE_STEP_S": "1"}) as up:
+        up.wait_ready(READY_S)
+        with httpx.stream("POST", f"{up.url}/v1/chat/completions", json={**body, "model": up.model}, timeout=60) as answer:
+            assert next(answer.iter_lines()).startswith("data: ")
+            os.killpg(up.process.pid, signal.SIGINT)
+            _until(lambda: "Ctrl-C again" in up.said)
+            os.killpg(up.process.pid, signal.SIGINT)
+            assert up.process.wait(20) == 0  # the edge alone would wait 30 s for an answer that takes 1,000
+        up.assert_nothing_is_left()
+
+
+@pytest.mark.timeout(300)
 def test_passwords_are_on_no_command_line(scripted: Up) -> None:
     passwords = re.findall(r"[0-9a-f]{48}", (scripted.home / "nats" / "passwords.json").read_text())
     assert passwords

@@ -6,8 +6,6 @@ Owns the stages HANDING_OFF and DECODING of hop 2. Invariant: a pulled block is 
 
 from __future__ import annotations
 
-import asyncio
-
 from schemas.errors import HeadraceError
 from schemas.handoff import FirstToken, Handoff
 from schemas.lifecycle import State
@@ -51,7 +49,7 @@ class Decode:
         if reason:
             return worker.refused(run, reason)
         taken = worker.admit(run, handoff.job, 2, State.HANDING_OFF, lambda: None, handoff.prefill)
-        taken.stop = worker.spawn(self._pull(taken, handoff), f"pull {run}").cancel
+        worker.stage(taken, self._pull(taken, handoff), self._stopped, f"pull {run}")
         return worker.accepted(run)
 
     def _unusable(self, handoff: Handoff) -> str:
@@ -80,22 +78,18 @@ class Decode:
         return True
 
     async def _pull(self, run: Run, handoff: Handoff) -> None:
-        try:
-            reason = await self._fetch(run, handoff)
-            if reason:
-                self._end(run, State.RETRY, reason)
-            else:
-                self._join(run, handoff)
-        except asyncio.CancelledError:
-            self._end(run, *run.ending)
-        except HeadraceError as error:
-            self._end(run, State.FAILED, error.message)
+        reason = await self._fetch(run, handoff)
+        if reason:
+            run.ending = (State.RETRY, reason)
+            self._stopped(run)
+        else:
+            self._join(run, handoff)
         self._worker.outbox.flush()
 
-    def _end(self, run: Run, state: State, reason: str) -> None:
+    def _stopped(self, run: Run) -> None:
         """The run ends before the engine had it."""
         self._engine.pool.release(RunHolder(run.id))
-        self._worker.end(run, state, reason)
+        self._worker.end(run, *run.ending)
 
     async def _fetch(self, run: Run, handoff: Handoff) -> str:
         """Copy the blocks and release the handoff; why that failed, "" when the blocks are ours."""

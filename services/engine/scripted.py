@@ -2,7 +2,8 @@
 
 Its KV of a token is a 64-bit fingerprint of everything up to it, chained from the token before, so a block that is missing,
 stale or another run's yields other tokens and is noticed: the first time a sequence is continued its last fingerprint is
-compared with its ids. Without a script that fits, token i is drawn from (fingerprint, seed, choice, i).
+compared with its ids. Without a script that fits, token i is drawn from (fingerprint, seed, choice, i), the seed
+counting for nothing at temperature 0.
 """
 
 from __future__ import annotations
@@ -134,7 +135,8 @@ class ScriptedRunner:
     def _draw(self, sequence: EngineSequence, fingerprint: int) -> int:
         script, index = self._script(sequence, keep=True), sequence.generated
         if script is None:
-            drawn = xxhash.xxh3_64_intdigest(_DRAW.pack(fingerprint, sequence.sampling.seed, sequence.choice, index))
+            seed = sequence.sampling.seed if sequence.sampling.temperature > 0 else 0
+            drawn = xxhash.xxh3_64_intdigest(_DRAW.pack(fingerprint, seed, sequence.choice, index))
             return self._vocab[drawn % len(self._vocab)]
         if script.fail_at == index:
             raise ScriptedFault(f"the script fails at token {index}")

@@ -70,8 +70,7 @@ class Prefill:
 
     def _prefilled(self, run: Run) -> None:
         self._worker.advance(run, State.HANDING_OFF)
-        task = self._worker.spawn(self._hand_off(run), f"handoff {run.id}")
-        run.stop = task.cancel
+        self._worker.stage(run, self._hand_off(run), self._handoff_stopped, f"handoff {run.id}")
 
     async def _hand_off(self, run: Run) -> None:
         """Offer, wait for decode's *ok*, let go. Every other way out ends the attempt here."""
@@ -88,13 +87,9 @@ class Prefill:
                     reason = "" if await done is Outcome.RELEASED else "handoff_lost"
         except TimeoutError:
             reason = "handoff_timeout"
-        except asyncio.CancelledError:
-            self._cancelled(run, holder)
-            return
         finally:
             self._outcomes.pop(run.id, None)
-        self._transfer.revoke(holder)
-        pool.release(holder)
+        self._let_go(run)
         if reason:
             self._worker.end(run, State.RETRY, reason)
             self._worker.outbox.flush()
@@ -136,13 +131,17 @@ class Prefill:
             compute_s=output.compute_s,
         )
 
-    def _cancelled(self, run: Run, holder: Holder) -> None:
+    def _handoff_stopped(self, run: Run) -> None:
         """The edge, or our own end, stopped the handoff; decode hears of it too, whether it took the run or not."""
-        self._transfer.revoke(holder)
-        self._engine.pool.release(holder)
+        self._let_go(run)
         self._worker.cancel_at(run.partner, run)
         self._worker.end(run, *run.ending)
-        self._worker.outbox.flush()
+
+    def _let_go(self, run: Run) -> None:
+        holder, pool = HandoffHolder(run.id), self._engine.pool
+        self._transfer.revoke(holder)
+        pool.release(holder)
+        pool.release(RunHolder(run.id))  # a handoff that was stopped before it began
 
     def _offer_ended(self, holder: Holder, outcome: Outcome) -> None:
         done = self._outcomes.get(holder.run)

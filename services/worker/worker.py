@@ -230,6 +230,24 @@ class Worker:
         task.add_done_callback(self._finished)
         return task
 
+    def stage(self, run: Run, work: Coroutine[Any, Any, None], stopped: RunHook, name: str) -> None:
+        """A stage of a run that is a task: `run.stop` cancels it, and `stopped` ends the run if it was cancelled or broke.
+
+        Not a handler inside the task: one that is cancelled before its first step never enters its own `try`.
+        """
+        task = self.spawn(work, name)
+        run.stop = task.cancel
+
+        def finish(done: asyncio.Task[None]) -> None:
+            if not done.cancelled():
+                if done.exception() is None:
+                    return
+                run.ending = (State.FAILED, "internal_error")
+            stopped(run)
+            self.outbox.flush()
+
+        task.add_done_callback(finish)
+
     async def idle(self, timeout: float) -> bool:
         """True once no run is left, False after `timeout` seconds."""
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -34,6 +34,9 @@ from services.prefill.prefill import Prefill
 from services.telemetry.metrics import Metrics
 from services.worker.digests import send_digests
 from services.worker.worker import Worker
+from tests.waiting import until
+
+__all__ = ["Rig", "rig", "until"]
 
 BLOCK_TOKENS = 4
 BLOCKS = 64
@@ -44,9 +47,7 @@ _random = Random(7)
 def engine(timing: Timing, scripts: tuple[Script, ...], blocks: int = BLOCKS) -> StepEngine:
     memory = memoryview(bytearray(blocks * 64))
     pool = BlockPool(blocks, block_bytes=64, memory=memory)
-    runner = ScriptedRunner(
-        pool, block_tokens=BLOCK_TOKENS, vocab=range(10, 300), eos_id=EOS, scripts=scripts, timing=timing
-    )
+    runner = ScriptedRunner(pool, block_tokens=BLOCK_TOKENS, vocab=range(10, 300), eos_id=EOS, scripts=scripts, timing=timing)
     info = EngineInfo(
         name="scripted",
         version="1",
@@ -62,13 +63,6 @@ def engine(timing: Timing, scripts: tuple[Script, ...], blocks: int = BLOCKS) ->
         max_batch=8,
     )
     return StepEngine(info, pool, runner, ChunkedScheduler(max_batch=8, max_tokens=64), SystemClock())
-
-
-async def until(condition: Callable[[], object], timeout: float = 5.0) -> None:
-    """Wait for a condition, with a deadline."""
-    async with asyncio.timeout(timeout):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 @dataclass

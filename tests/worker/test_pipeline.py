@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from schemas.codec import decode
 from schemas.control import Position, Verb
+from schemas.handoff import Handoff
 from schemas.lifecycle import State
 from schemas.placement import Accept, Lease, LeaseItem, LeaseVerb, Refuse
 from schemas.reply import FinishReason
 from schemas.state import Cause, Death
+from services.bus.memory import soon
 from services.bus.typed import send
 from services.decode.leases import LEASE_S
 from services.engine.scripted import Script, Timing
@@ -351,3 +354,23 @@ async def test_a_reservation_becomes_the_run():
         assert len(r.decode.engine.pool.blocks(RunHolder(run))) == 4  # three of the prompt and one to grow into
         await until(lambda: r.edge.ended(run))
         await until(r.clean)
+
+
+@pytest.mark.parametrize("cause", ["cancel", "broken"])
+async def test_a_stage_that_ends_before_its_first_step_leaves_nothing(cause, monkeypatch):
+    """The cancel is delivered in the turn in which the pull task is made, before the task ran at all."""
+    async with rig() as r:
+
+        def deliver(delivery):
+            soon(delivery)
+            if delivery.target.subject.endswith(".handoff"):
+                run = decode(delivery.msg.data, Handoff).run
+                r.edge.control(run, to=r.control_of(r.decode))
+
+        if cause == "cancel":
+            r.broker.deliver = deliver
+        else:
+            monkeypatch.setattr(r.decode.engine, "decode", lambda *_, **__: 1 / 0)
+        run, _ = await r.submit(r.job())
+        await until(lambda: (2, State.FAILED if cause == "broken" else State.CANCELLED) in r.edge.states(run), timeout=1.0)
+        await until(r.clean, timeout=6.0)  # prefill keeps an offer for 5 s that nobody came for

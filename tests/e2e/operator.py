@@ -1,0 +1,84 @@
+"""The operator's side of a running Headrace: what `nats micro ls` and `nats req hr.admin.…` would show, over nats-py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import nats
+from nats.aio.client import Client
+
+from tests.e2e.running import Up
+
+ANSWER_S = 2.0
+
+
+@dataclass(frozen=True)
+class Operator:
+    client: Client
+
+    async def services(self) -> list[dict[str, Any]]:
+        """Every `$SRV.PING` answer: until 300 ms pass without one, as the CLI waits."""
+        inbox = self.client.new_inbox()
+        heard = await self.client.subscribe(inbox)
+        await self.client.publish("$SRV.PING", b"", reply=inbox)
+        found: list[dict[str, Any]] = []
+        try:
+            while True:
+                msg = await heard.next_msg(timeout=ANSWER_S if not found else 0.3)
+                found.append(json.loads(msg.data))
+        except nats.errors.TimeoutError:
+            return found
+        finally:
+            await heard.unsubscribe()
+
+    async def workers(self) -> dict[str, dict[str, Any]]:
+        """The status of each worker by process id."""
+        statuses = {}
+        for service in await self.services():
+            role = service["name"].removeprefix("headrace-")
+            if role in ("prefill", "decode", "both"):
+                statuses[service["id"]] = await self.ask(f"hr.admin.{role}.{service['id']}.status")
+        return statuses
+
+    async def ask(self, subject: str) -> dict[str, Any]:
+        answer = await self.client.request(subject, b"{}", timeout=ANSWER_S)
+        decoded: dict[str, Any] = json.loads(answer.data)
+        return decoded
+
+    async def assert_clean(self, within: float = 5.0) -> None:
+        """Every pool is at its baseline, its books are right, no run is left. Raises AssertionError with what is not."""
+        statuses = await self.until(lambda found: all(_clean(status) for status in found.values()), within)
+        assert statuses
+        assert all(status["kv"]["integrity"] == "ok" for status in statuses.values()), statuses
+        assert all(status["kv"]["orphaned"] == 0 for status in statuses.values()), statuses
+
+    async def until(self, condition: Callable[[dict[str, dict[str, Any]]], bool], within: float) -> dict[str, dict[str, Any]]:
+        """The workers' statuses once they satisfy `condition`. Raises AssertionError after `within` seconds."""
+        deadline = asyncio.get_running_loop().time() + within
+        while True:
+            statuses = await self.workers()
+            if condition(statuses):
+                return statuses
+            assert asyncio.get_running_loop().time() < deadline, statuses
+
+
+@asynccontextmanager
+async def operator(up: Up) -> AsyncIterator[Operator]:
+    password = json.loads((up.home / "nats" / "passwords.json").read_text())["operator"]
+    client = await nats.connect(
+        f"nats://127.0.0.1:{up.nats_port}", user="operator", password=password, inbox_prefix="_INBOX.operator"
+    )
+    try:
+        yield Operator(client)
+    finally:
+        await client.close()
+
+
+def _clean(status: dict[str, Any]) -> bool:
+    kv = status["kv"]
+    return status["runs"] == 0 and kv["free"] + kv["cached"] == kv["total"]

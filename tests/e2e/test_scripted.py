@@ -1,0 +1,158 @@
+"""The whole pipeline as real processes over a real nats-server with its permissions, scripted engines, through HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import StartScripted
+from tests.e2e.operator import operator
+from tests.e2e.running import Up
+
+SLOW_PREFILL = {"HEADRACE_SCRIPTED__PREFILL_TOKEN_S": "0.2", "HEADRACE_WORKER__STEP_TOKENS": "16"}
+SLOW_DECODE = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.05"}
+BIG_BLOCKS = {
+    # A handoff of a few of these blocks takes long enough to be met in the middle.
+    "HEADRACE_SCRIPTED__BLOCK_BYTES": str(32 * 2**20),
+    "HEADRACE_WORKER__KV_BLOCKS": "16",
+}
+
+
+def body(content: str = "hello world", **fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": content}], "temperature": 0, **fields}
+
+
+async def chat(up: Up, content: str, **fields: Any) -> dict[str, Any]:
+    async with httpx.AsyncClient(base_url=up.url, timeout=60) as client:
+        answer = await client.post("/v1/chat/completions", json=body(content, **fields))
+        assert answer.status_code == 200, answer.text
+        return answer.json()  # type: ignore[no-any-return]
+
+
+async def streamed(up: Up, content: str, **fields: Any) -> str:
+    text = ""
+    async with (
+        httpx.AsyncClient(base_url=up.url, timeout=60) as client,
+        client.stream("POST", "/v1/chat/completions", json=body(content, stream=True, **fields)) as answer,
+    ):
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                for choice in json.loads(line[6:])["choices"]:
+                    text += choice["delta"].get("content") or ""
+    return text
+
+
+async def hang_up(up: Up, after: float, *, stream: bool, content: str = "hello world", max_tokens: int = 400) -> None:
+    """Ask, and close the connection `after` seconds later."""
+    async with httpx.AsyncClient(base_url=up.url, timeout=60) as client:
+        asked = asyncio.create_task(
+            client.post("/v1/chat/completions", json=body(content, stream=stream, max_tokens=max_tokens, ignore_eos=True))
+        )
+        await asyncio.wait([asked], timeout=after)
+        asked.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asked
+
+
+async def test_streamed_and_not_streamed_are_the_same(scripted_stack: StartScripted) -> None:
+    up = scripted_stack()
+    whole = await chat(up, "one two three", max_tokens=40)
+    assert whole["usage"]["completion_tokens"] <= 40
+    assert await streamed(up, "one two three", max_tokens=40) == whole["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("arguments", [("--prefill", "2", "--decode", "2"), ("--both", "1")])
+async def test_other_shapes_give_the_same_tokens(scripted_stack: StartScripted, arguments: tuple[str, ...]) -> None:
+    prompts = [f"prompt {number} " + "x" * number for number in range(8)]
+    expected = [await chat(scripted_stack(), prompt, max_tokens=30) for prompt in prompts]
+    up = scripted_stack(*arguments)
+    got = await asyncio.gather(*(chat(up, prompt, max_tokens=30) for prompt in prompts))
+    assert [answer["choices"] for answer in got] == [answer["choices"] for answer in expected]
+
+
+async def test_sixteen_chats_at_once_get_the_tokens_they_get_alone(scripted_stack: StartScripted) -> None:
+    up = scripted_stack()
+    prompts = [f"chat {number} " + "y" * (3 * number) for number in range(16)]
+    alone = [await chat(up, prompt, max_tokens=10 + 5 * number) for number, prompt in enumerate(prompts)]
+    together = await asyncio.gather(*(chat(up, prompt, max_tokens=10 + 5 * number) for number, prompt in enumerate(prompts)))
+    assert [answer["choices"] for answer in together] == [answer["choices"] for answer in alone]
+    assert [answer["usage"] for answer in together] == [answer["usage"] for answer in alone]
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "no-stream"])
+async def test_hanging_up_while_prefilling(scripted_stack: StartScripted, stream: bool) -> None:
+    up = scripted_stack(**SLOW_PREFILL)
+    async with operator(up) as op:
+        asked = asyncio.create_task(hang_up(up, 0.6, stream=stream))
+        await op.until(lambda found: any(s["runs"] for i, s in found.items() if i.startswith("p")), 5.0)
+        await asked
+        await op.assert_clean()
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "no-stream"])
+async def test_hanging_up_while_queued(scripted_stack: StartScripted, stream: bool) -> None:
+    up = scripted_stack(**SLOW_PREFILL)
+    async with operator(up) as op:
+        # The first computes, the second fills the worker's own queue, the others wait in JetStream.
+        asked = [asyncio.create_task(hang_up(up, 1.5, stream=stream, content=f"job {n}")) for n in range(5)]
+        router = next(service["id"] for service in await op.services() if service["name"] == "headrace-router")
+        deadline = asyncio.get_running_loop().time() + 5
+        while not _waiting(await op.ask(f"hr.admin.router.{router}.status")):
+            assert asyncio.get_running_loop().time() < deadline, "no job waited in the queue"
+        await asyncio.gather(*asked)
+        await op.assert_clean()
+        deadline = asyncio.get_running_loop().time() + 5
+        while _waiting(await op.ask(f"hr.admin.router.{router}.status")):
+            assert asyncio.get_running_loop().time() < deadline, "a cancelled job stayed in the queue"
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "no-stream"])
+async def test_hanging_up_while_decoding(scripted_stack: StartScripted, stream: bool) -> None:
+    up = scripted_stack(**SLOW_DECODE)
+    async with operator(up) as op:
+        asked = asyncio.create_task(hang_up(up, 1.0, stream=stream))
+        await op.until(lambda found: any(s["runs"] for i, s in found.items() if i.startswith("d")), 5.0)
+        await asked
+        await op.assert_clean()
+
+
+async def test_hanging_up_while_handing_off(scripted_stack: StartScripted) -> None:
+    """Many, each a little later than the one before, so that some meet the handoff in the middle."""
+    up = scripted_stack(**BIG_BLOCKS)
+    async with operator(up) as op:
+        for step in range(24):
+            await hang_up(up, 0.01 * step, stream=bool(step % 2), content="z" * 60)
+        await op.assert_clean()
+        assert (await chat(up, "still there?", max_tokens=3))["usage"]["completion_tokens"] <= 3
+
+
+async def test_hanging_up_at_any_moment(scripted_stack: StartScripted) -> None:
+    up = scripted_stack("--prefill", "2", "--decode", "2")
+    random = Random(11)
+    async with operator(up) as op:
+        for _ in range(8):
+            await asyncio.gather(
+                *(
+                    hang_up(up, random.uniform(0, 0.08), stream=random.random() < 0.5, content="w" * random.randrange(1, 90))
+                    for _ in range(8)
+                )
+            )
+        await op.assert_clean()
+
+
+async def test_operators_see_every_service(scripted_stack: StartScripted) -> None:
+    up = scripted_stack()
+    async with operator(up) as op:
+        names = {service["name"] for service in await op.services()}
+        assert {"headrace-router", "headrace-prefill", "headrace-decode"} <= names
+
+
+def _waiting(status: dict[str, Any]) -> int:
+    return sum(sum(model["waiting"].values()) for model in status["models"].values())

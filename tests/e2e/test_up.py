@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -151,8 +150,6 @@ def test_passwords_are_on_no_command_line(scripted: Up) -> None:
 
 def _paste(up: Up) -> str:
     """The text that the printed `curl` gives, run by a shell."""
-    if shutil.which("curl") is None:
-        return KUBERNETES
     command = up.out.read_text().splitlines()[-1].replace('"stream":true', '"temperature":0,"max_tokens":8,"stream":true')
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, check=True)
     return "".join(re.findall(r'"content":"([^"]+)"', done.stdout))

@@ -10,6 +10,7 @@ from services.engine.core import StepEngine
 from services.engine.protocol import DecodeEngine, EngineInfo
 from services.engine.scheduler import ChunkedScheduler
 from services.engine.scripted import VERSION, ScriptedRunner, Timing, load_scripts
+from services.kv import memory as kv_memory
 from services.kv.hashing import kv_compat
 from services.kv.pool import BlockPool
 from services.kv.prefix_cache import prefix_cache
@@ -34,9 +35,10 @@ def build_scripted(files: ModelFiles, settings: Settings, clock: Clock) -> StepE
     config = json.loads(files.config.read_bytes())
     eos = config.get("eos_token_id") or 0
     eos_ids = frozenset(eos if isinstance(eos, list) else [eos])
-    memory = memoryview(bytearray((worker.kv_blocks or DEFAULT_SCRIPTED_BLOCKS) * scripted.block_bytes))
+    blocks = worker.kv_blocks or DEFAULT_SCRIPTED_BLOCKS
+    memory = kv_memory.allocate(blocks * scripted.block_bytes)
     prefix = prefix_cache(enabled=worker.prefix_cache)
-    pool = BlockPool(memory.nbytes // scripted.block_bytes, block_bytes=scripted.block_bytes, memory=memory, prefix=prefix)
+    pool = BlockPool(blocks, block_bytes=scripted.block_bytes, memory=memory.view, fd=memory.fd, prefix=prefix)
     runner = ScriptedRunner(
         pool,
         block_tokens=scripted.block_tokens,

@@ -17,7 +17,8 @@ __all__ = ["BlockPool", "LedgerError", "PoolExhausted"]
 class BlockPool(BlockLedger):
     """`blocks` blocks of `block_bytes` bytes each, in `memory`: block i is bytes i*block_bytes up to (i+1)*block_bytes.
 
-    Without `memory` the pool only accounts, and `view` and `checksum` raise LedgerError.
+    Without `memory` the pool only accounts, and `view` and `checksum` raise LedgerError. `fd` names the same memory
+    (`PoolMemory`), for readers on this host.
     """
 
     def __init__(
@@ -26,12 +27,14 @@ class BlockPool(BlockLedger):
         *,
         block_bytes: int = 0,
         memory: memoryview | None = None,
+        fd: int | None = None,
         prefix: PrefixCache | None = None,
     ) -> None:
         super().__init__(blocks, prefix=prefix)
         if memory is not None and memory.nbytes != blocks * block_bytes:
             raise LedgerError(f"{blocks} blocks of {block_bytes} bytes do not fill a memory of {memory.nbytes}")
         self.block_bytes = block_bytes
+        self.fd = fd
         self._memory = None if memory is None else memory.cast("B")
         self._checksums: dict[int, tuple[int, int]] = {}  # block: (generation, digest)
 

@@ -7,13 +7,13 @@ handoff. Must not know who holds a block. Invariant: the tensor and the pool's m
 from __future__ import annotations
 
 import logging
-import mmap
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from services.engine.torch_engine.config import LlamaConfig
+from services.kv import memory as kv_memory
 from services.kv.pool import BlockPool
 from services.kv.prefix import PrefixCache
 from services.settings import SettingsError, WorkerSettings
@@ -47,11 +47,11 @@ def allocate(config: LlamaConfig, settings: WorkerSettings, prefix: PrefixCache 
         block_bytes *= extent
     blocks = _count(config, settings, block_bytes)
     try:
-        memory = memoryview(mmap.mmap(-1, blocks * block_bytes))
+        memory = kv_memory.allocate(blocks * block_bytes)
     except (OSError, OverflowError) as error:
         raise SettingsError(f"no memory for {blocks} KV blocks ({blocks * block_bytes // _MB} MB): {error}") from None
-    tensor = torch.frombuffer(memory, dtype=DTYPE).view(blocks, *shape)
-    return KVMemory(tensor, BlockPool(blocks, block_bytes=block_bytes, memory=memory, prefix=prefix))
+    tensor = torch.frombuffer(memory.view, dtype=DTYPE).view(blocks, *shape)
+    return KVMemory(tensor, BlockPool(blocks, block_bytes=block_bytes, memory=memory.view, fd=memory.fd, prefix=prefix))
 
 
 def _count(config: LlamaConfig, settings: WorkerSettings, block_bytes: int) -> int:

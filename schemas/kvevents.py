@@ -6,7 +6,10 @@ from schemas.codec import Message
 
 
 class KvEvents(Message, frozen=True, omit_defaults=True, kw_only=True):
-    """`first` is the number of this batch; the next one is `first` + 1. Hashes are 16 bytes each."""
+    """`first` is the number of this batch; the next one is `first` + 1. Hashes are 16 bytes each; none is in both lists.
+
+    A batch comes at least once a second, with no hashes when nothing changed.
+    """
 
     process: str
     first: int
@@ -15,13 +18,16 @@ class KvEvents(Message, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class KvSnapshotRequest(Message, frozen=True, omit_defaults=True, kw_only=True):
-    """Page `page` of everything cached."""
+    """To `hr.kvevents.<id>.snapshot`: page `page` of everything cached. Page 0 always exists and says how many there are."""
 
     page: int = 0
 
 
 class KvSnapshot(Message, frozen=True, omit_defaults=True, kw_only=True):
-    """`at` is the number of the last event batch that the page already contains."""
+    """`at` is the number of the last event batch that the page already contains; pages may differ in it.
+
+    The union of all pages, with every batch after the smallest `at` applied in order, is the cache.
+    """
 
     process: str
     at: int

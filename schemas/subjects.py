@@ -73,6 +73,16 @@ class Subjects:
     def decode_offer(self, worker: str) -> str:
         return f"{self.prefix}.decode.{worker}.offer"
 
+    # prefix caches
+    def kv_events(self, worker: str) -> str:
+        return f"{self.prefix}.kvevents.{worker}"
+
+    def kv_events_any(self) -> str:
+        return f"{self.prefix}.kvevents.*"
+
+    def kv_snapshot(self, worker: str) -> str:
+        return f"{self.prefix}.kvevents.{worker}.snapshot"
+
     # replies, control, life
     def reply(self, edge: str) -> str:
         return f"{self.prefix}.reply.{edge}"

@@ -44,12 +44,14 @@ class Decode:
     def _take(self, handoff: Handoff) -> WorkerAnswer:
         worker, run = self._worker, handoff.run
         reason = worker.refusal(run, handoff.job) or self._unusable(handoff)
-        if not reason and not self._claim(run, len(handoff.blocks)):
-            reason = "no_blocks"
         if reason:
             return worker.refused(run, reason)
+        try:
+            here = self._claim(handoff)
+        except PoolExhausted:
+            return worker.refused(run, "no_blocks")
         taken = worker.admit(run, handoff.job, 2, State.HANDING_OFF, lambda: None, handoff.prefill)
-        worker.stage(taken, self._pull(taken, handoff), self._stopped, f"pull {run}")
+        worker.stage(taken, self._pull(taken, handoff, here), self._stopped, f"pull {run}")
         return worker.accepted(run)
 
     def _unusable(self, handoff: Handoff) -> str:
@@ -61,24 +63,25 @@ class Decode:
             return "unusable"
         return ""
 
-    def _claim(self, run: int, blocks: int) -> bool:
-        """The reservation becomes the run's; one that is gone or too small is made good if there is room."""
-        pool, reservation, holder = self._engine.pool, ReservationHolder(run), RunHolder(run)
+    def _claim(self, handoff: Handoff) -> int:
+        """Hold the run's blocks: first those that the prefix cache has, then room for the others. How many the first are.
+
+        The room is the reservation's, or new when that is gone or too small; what is too much is given back. Raises
+        PoolExhausted; then the run holds nothing.
+        """
+        pool, reservation, holder = self._engine.pool, ReservationHolder(handoff.run), RunHolder(handoff.run)
         if pool.alive(reservation, self._worker.clock.monotonic()):
             pool.transfer(reservation, holder)
-        missing = blocks - len(pool.blocks(holder))
+        here = pool.prefix.match([block.hash for block in handoff.blocks])
         try:
-            if not pool.blocks(holder):
-                pool.allocate(holder, blocks)
-            elif missing > 0:
-                pool.extend(holder, missing)
+            pool.claim(holder, max(len(handoff.blocks), len(pool.blocks(holder))), here)
         except PoolExhausted:
             pool.release(holder)
-            return False
-        return True
+            raise
+        return len(here)
 
-    async def _pull(self, run: Run, handoff: Handoff) -> None:
-        reason = await self._fetch(run, handoff)
+    async def _pull(self, run: Run, handoff: Handoff, here: int) -> None:
+        reason = await self._fetch(run, handoff, here)
         if reason:
             run.ending = (State.RETRY, reason)
             self._stopped(run)
@@ -91,16 +94,15 @@ class Decode:
         self._engine.pool.release(RunHolder(run.id))
         self._worker.end(run, *run.ending)
 
-    async def _fetch(self, run: Run, handoff: Handoff) -> str:
-        """Copy the blocks and release the handoff; why that failed, "" when the blocks are ours."""
+    async def _fetch(self, run: Run, handoff: Handoff, here: int) -> str:
+        """Copy all but the first `here` blocks and release the handoff; why that failed, "" when the blocks are ours."""
         pool, blocks = self._engine.pool, self._engine.pool.blocks(RunHolder(run.id))
         assert handoff.ticket is not None  # checked before the run was taken
-        into = [pool.view(block) for block in blocks[: len(handoff.blocks)]]
+        missing = handoff.blocks[here:]
+        into = [pool.view(block) for block in blocks[here : len(handoff.blocks)]]
         timeout = min(PULL_S, run.deadline - self._worker.clock.monotonic())
         try:
-            fetched = await self._transfer.fetch(
-                handoff.ticket, handoff.blocks, into, kv_compat=handoff.kv_compat, timeout=timeout
-            )
+            fetched = await self._transfer.fetch(handoff.ticket, missing, into, kv_compat=handoff.kv_compat, timeout=timeout)
             async with fetched:
                 return "" if await fetched.release() else "handoff_expired"
         except TransferError as error:

@@ -13,9 +13,10 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class CacheEvents:
-    """How the index differs from what it was at the last drain: what came, what went, each in order of time.
+    """What happened to the index since the last drain, each part in order of time. No identity is in both.
 
-    An identity that came and went between two drains is in neither, so the two never share one.
+    `stored`: what came and is there, also when it had been there before (it may lie in another block now); `removed`: what
+    was there and is not.
     """
 
     stored: tuple[bytes, ...] = ()

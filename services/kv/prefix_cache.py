@@ -53,7 +53,8 @@ class LruPrefixCache:
             known = self._blocks.setdefault(key, block)
             if known == block:
                 self._names[block] = key
-                self._note(key, self._stored, self._removed)
+                self._announce()
+                self._stored[key] = None
             kept.append(known)
         return kept
 
@@ -69,28 +70,26 @@ class LruPrefixCache:
         for block in victims:
             key = self._names.pop(block)
             del self._blocks[key]
-            self._note(key, self._removed, self._stored)
+            self._announce()
+            if key in self._stored:
+                del self._stored[key]  # so what nobody drains is bounded by the blocks there are
+            else:
+                self._removed[key] = None
         return victims
 
     def identities(self, blocks: Iterable[int]) -> list[bytes]:
         return [self._names[block] for block in blocks if block in self._names]
 
     def drain_events(self) -> CacheEvents:
-        events = CacheEvents(tuple(self._stored), tuple(self._removed))
+        events = CacheEvents(tuple(self._stored), tuple(key for key in self._removed if key not in self._stored))
         self._stored, self._removed = {}, {}
         return events
 
     def on_change(self, hook: Callable[[], None]) -> None:
         self._hook = hook
 
-    def _note(self, key: bytes, happened: dict[bytes, None], opposite: dict[bytes, None]) -> None:
-        """Two opposite changes are none: so what nobody drains is bounded by the blocks there are."""
-        if key in opposite:
-            del opposite[key]
-            return
-        first = not self._stored and not self._removed
-        happened[key] = None
-        if first:
+    def _announce(self) -> None:
+        if not self._stored and not self._removed:
             self._hook()
 
 

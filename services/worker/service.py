@@ -17,6 +17,7 @@ from services.bus.micro_endpoint import ServiceHandler
 from services.bus.typed import Refusals
 from services.worker.digests import send_digests
 from services.worker.draining import drain
+from services.worker.kvevents import KvEventFeed
 from services.worker.status import WorkerStatus, status
 from services.worker.worker import Worker
 
@@ -40,6 +41,9 @@ async def run(
     await worker.listen(refusals)
     for start in phases:
         await start(refusals)
+    kv_events = KvEventFeed(worker.bus, worker.subjects, worker.engine.pool)
+    await kv_events.listen(refusals)
+    worker.spawn(kv_events.run(), "kv events")
     worker.spawn(worker.sweep(), "sweep")
     worker.spawn(send_digests(worker.bus, worker.subjects, worker.runs), "digests")
     worker.spawn(_register(worker, registry), "register")

@@ -78,8 +78,20 @@ def test_what_came_and_went_between_two_drains_did_not_happen() -> None:
     cache.insert(keys(2), [1])
     cache.unpin([1, 0])
     cache.evict(2)
-    cache.insert(keys(1), [0])
-    assert cache.drain_events() == CacheEvents()
+    assert cache.drain_events() == CacheEvents(removed=tuple(keys(1)))
+
+
+def test_what_went_and_came_back_is_said_again() -> None:
+    """It lies in another block now, and so on another page of a snapshot."""
+    cache = filled(1)
+    cache.drain_events()
+    cache.unpin([0])
+    cache.evict(1)
+    cache.insert(keys(1), [7])
+    assert cache.drain_events() == CacheEvents(stored=tuple(keys(1)))
+    cache.unpin([7])
+    cache.evict(1)
+    assert cache.drain_events() == CacheEvents(removed=tuple(keys(1)))
 
 
 def test_the_hook_is_called_once_a_drain() -> None:

@@ -129,7 +129,7 @@ class CacheMachine(RuleBasedStateMachine):
         events = self.cache.drain_events()
         assert not set(events.stored) & set(events.removed)
         assert set(events.removed) <= self.mirror
-        assert not set(events.stored) & self.mirror
+        assert set(events.stored) <= self.indexed
         self.mirror = (self.mirror | set(events.stored)) - set(events.removed)
         assert self.mirror == self.indexed
 

@@ -28,6 +28,7 @@ from services.engine.protocol import EngineInfo
 from services.engine.scheduler import ChunkedScheduler
 from services.engine.scripted import Script, ScriptedRunner, Timing
 from services.kv.pool import BlockPool
+from services.kv.prefix_cache import prefix_cache
 from services.kv.transfer.interface import TransferLimits
 from services.kv.transfer.memory import MemoryTransferClient, MemoryTransferServer
 from services.prefill.prefill import Prefill
@@ -44,9 +45,9 @@ EOS = 0
 _random = Random(7)
 
 
-def engine(timing: Timing, scripts: tuple[Script, ...], blocks: int = BLOCKS) -> StepEngine:
+def engine(timing: Timing, scripts: tuple[Script, ...], blocks: int = BLOCKS, *, cache: bool = True) -> StepEngine:
     memory = memoryview(bytearray(blocks * 64))
-    pool = BlockPool(blocks, block_bytes=64, memory=memory)
+    pool = BlockPool(blocks, block_bytes=64, memory=memory, prefix=prefix_cache(enabled=cache))
     runner = ScriptedRunner(pool, block_tokens=BLOCK_TOKENS, vocab=range(10, 300), eos_id=EOS, scripts=scripts, timing=timing)
     info = EngineInfo(
         name="scripted",
@@ -151,11 +152,11 @@ class Rig:
         return run, await ask(self.router, subject, Placement(run=run, job=job), WorkerAnswer, timeout=1.0)
 
     def clean(self) -> bool:
-        """Both pools are at their baseline and no run is left."""
+        """Nothing but the prefix caches keeps a block, and no run is left."""
         for worker in (self.prefill, self.decode):
             worker.engine.pool.check_integrity()
         workers = (self.prefill, self.decode)
-        return all(w.engine.pool.free == w.engine.pool.total and len(w.runs) == 0 for w in workers)
+        return all(w.engine.pool.available == w.engine.pool.total and len(w.runs) == 0 for w in workers)
 
     def control_of(self, worker: Worker) -> str:
         return self.subjects.control(worker.bus.process)

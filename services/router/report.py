@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 from schemas.errors import BusError
-from schemas.state import Capabilities, ModelCard, QueueReport, SchemaRange, WorkerState
+from schemas.state import Capabilities, ModelCard, QueueReport, Role, SchemaRange, WorkerState
 from schemas.subjects import Subjects
 from services.bus.interface import Bus
 from services.bus.typed import send
@@ -49,7 +49,8 @@ class Reporter:
     def say(self, model: str) -> None:
         """One report, now, with the card when it is due. Nothing while the bus is down: a late one would be a lie."""
         states, now = self._view.states(model), self._clock.monotonic()
-        due = bool(states) and now - self._carded.get(model, float("-inf")) >= CARD_S
+        serving = any(state.role is not Role.PREFILL for state in states)
+        due = serving and now - self._carded.get(model, float("-inf")) >= CARD_S
         report = QueueReport(
             router=self._bus.process,
             model=model,

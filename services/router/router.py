@@ -65,7 +65,7 @@ class Router:
         self._group: list[Subscription] = []
 
     async def listen(self) -> None:
-        """Hear workers, edges, other routers and cancels; count the queue, report. Raises `Disconnected`."""
+        """Hear workers, edges, other routers and cancels; count the queue. Raises `Disconnected`."""
         subjects = self._subjects
         await self._hear(subjects.worker_state_any(), WorkerState, self._on_worker)
         await self._hear(subjects.edge_state_any(), EdgeBeat, lambda beat, _: self.edges.beat(beat))
@@ -73,17 +73,17 @@ class Router:
         await self._hear(subjects.queue_any(), QueueReport, lambda report, _: self.waiting.heard(report))
         await self._hear(subjects.cancel(), CancelJob, self.cancels.on_cancel)
         self._tasks.spawn(self.queue_path.poll(), "count the queue")
-        self._tasks.spawn(self.reporter.run(), "report")
         self._tasks.spawn(self._upkeep(), "upkeep")
 
     async def join(self) -> None:
-        """Take submits. Raises `Disconnected`."""
+        """Take submits, and say so. Raises `Disconnected`."""
         on_submit = self.submits.on_submit
         by_name = self._subjects.router_submit(self._bus.process)
         self._group = [
             await listen(self._bus, self._subjects.submit_any(), Job, on_submit, queue=GROUP, refusals=self._refusals),
             await listen(self._bus, by_name, Job, on_submit, refusals=self._refusals),
         ]
+        self._tasks.spawn(self.reporter.run(), "report")  # not before: an edge is ready when it hears a model's card
 
     async def drain(self) -> None:
         """Leave the queue group, let what is in hand end, stop. The bus stays open: it is its owner's."""
@@ -103,7 +103,7 @@ class Router:
         new = state.model not in self.view.models()
         for process in self.view.observe(state):
             self._tasks.spawn(announce(self._bus, self._subjects, process, Cause.REPLACED), f"death of {process}")
-        if new:
+        if new and self._group:
             self.reporter.say(state.model)
         self.queue_path.wake(state.model)
 

@@ -1,8 +1,8 @@
 """Tells routers what this worker's prefix cache holds: each change in numbered batches, and all of it, page by page, to who asks.
 
 Owns: the numbers. Must not know: who listens, what for. Invariant: the union of all pages, with every batch after the smallest
-`at` among them applied in order, is what the cache held at the last batch. So a receiver that misses a number, or begins, asks for
-the pages and needs nothing else.
+`at` among them applied in order, is what the cache held at the last batch. So a receiver that misses a number, or begins, asks
+for the pages and needs nothing else.
 """
 
 from __future__ import annotations

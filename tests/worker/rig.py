@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from schemas.codec import decode
 from schemas.control import Control, Position, Verb
+from schemas.handoff import BlockRef, Ticket
 from schemas.identity import job_id, process_id, run_id
 from schemas.job import Deadlines, Job, Sampling, Tier, pack_ids
 from schemas.lifecycle import State
@@ -30,7 +32,7 @@ from services.engine.scripted import Script, ScriptedRunner, Timing
 from services.kv.pool import BlockPool
 from services.kv.prefix_cache import prefix_cache
 from services.kv.transfer.interface import TransferLimits
-from services.kv.transfer.memory import MemoryTransferClient, MemoryTransferServer
+from services.kv.transfer.memory import MemoryFetched, MemoryTransferClient, MemoryTransferServer
 from services.prefill.prefill import Prefill
 from services.telemetry.metrics import Metrics
 from services.worker.digests import send_digests
@@ -110,6 +112,18 @@ class EdgeDouble:
         send(self.bus, to, Control(run=run, job=job, verb=verb, positions=positions))
 
 
+class CountingClient(MemoryTransferClient):
+    """Keeps how many blocks each handoff pulled."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.pulls: list[int] = []
+
+    async def fetch(self, ticket: Ticket, blocks: Sequence[BlockRef], *args: Any, **options: Any) -> MemoryFetched:
+        self.pulls.append(len(blocks))
+        return await super().fetch(ticket, blocks, *args, **options)
+
+
 @dataclass
 class Rig:
     edge: EdgeDouble
@@ -117,6 +131,7 @@ class Rig:
     prefill: Worker
     decode: Worker
     broker: MemoryBroker
+    transfer: CountingClient
     subjects: Subjects = field(default_factory=Subjects)
 
     def job(self, prompt: list[int] | None = None, *, max_tokens: int = 8, seed: int = 1, total_s: float = 30.0) -> Job:
@@ -172,6 +187,7 @@ async def rig(
     limits: TransferLimits | None = None,
     pull_block_s: float = 0.0,
     edge_beats: bool = True,
+    cache: bool = True,
 ) -> AsyncIterator[Rig]:
     """`Timing` delays make a stage long enough to do something in it."""
     broker, clock, subjects, network = MemoryBroker(), SystemClock(), Subjects(), {}
@@ -179,7 +195,10 @@ async def rig(
     buses = {name: MemoryBus(broker, process_id(name, time.time(), _random)) for name in ("e1", "r1", "p1", "d1")}
     edge = EdgeDouble(buses["e1"])
     await buses["e1"].subscribe(subjects.reply(buses["e1"].process), edge.on_reply)
-    engines = {"p1": engine(prefill or Timing(), scripts), "d1": engine(decode or Timing(), scripts, decode_blocks)}
+    engines = {
+        "p1": engine(prefill or Timing(), scripts, cache=cache),
+        "d1": engine(decode or Timing(), scripts, decode_blocks, cache=cache),
+    }
     roles = {"p1": Role.PREFILL, "d1": Role.DECODE}
     workers = {n: Worker(buses[n], subjects, engines[n], roles[n], clock, Metrics.null()) for n in engines}
     servers = []
@@ -190,7 +209,8 @@ async def rig(
         return server
 
     prefill_phase = Prefill(workers["p1"], engines["p1"], serve)
-    decode_phase = Decode(workers["d1"], engines["d1"], MemoryTransferClient(network, limits=limits, block_s=pull_block_s))
+    transfer = CountingClient(network, limits=limits, block_s=pull_block_s)
+    decode_phase = Decode(workers["d1"], engines["d1"], transfer)
     await servers[0].start()
     refusals = Refusals()
     for worker in workers.values():
@@ -202,7 +222,7 @@ async def rig(
     await decode_phase.start(refusals)
     beating = asyncio.create_task(_beat(edge.bus, subjects)) if edge_beats else None
     try:
-        yield Rig(edge, buses["r1"], workers["p1"], workers["d1"], broker)
+        yield Rig(edge, buses["r1"], workers["p1"], workers["d1"], broker, transfer)
     finally:
         if beating is not None:
             beating.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -40,3 +41,18 @@ class ManualClock:
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
+
+
+@dataclass(slots=True)
+class LoopClock:
+    """The time of the running event loop, which a simulation may have made; `epoch` and `drift` (s/s) are this process's error."""
+
+    loop: asyncio.AbstractEventLoop
+    epoch: float = 1_700_000_000.0
+    drift: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.loop.time()
+
+    def wall(self) -> float:
+        return self.epoch + self.loop.time() * (1.0 + self.drift)

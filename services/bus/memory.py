@@ -87,6 +87,11 @@ class MemoryBroker:
         if subscription in listeners:
             listeners.remove(subscription)
 
+    def subscriptions(self, bus: MemoryBus) -> int:
+        """How many `bus` has, its inbox included."""
+        listed = [self._patterns, *self._literal.values()]
+        return sum(subscription.bus is bus for listeners in listed for subscription in listeners)
+
     def send(self, sender: MemoryBus, msg: Msg) -> None:
         """Route one message; tell the sender when it asked for an answer and nobody listens."""
         targets = self._targets(msg.subject)

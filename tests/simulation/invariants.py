@@ -1,0 +1,169 @@
+"""What must hold at every step, seen by somebody who sees everything at once.
+
+Owns how long each wrong has lasted already. Judges only what the design promises: the bounds are those of its sections 2 to 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.codec import decode
+from schemas.reply import Digest, Reply
+from services.bus.memory import Delivery
+from services.kv.pool import LedgerError
+from services.worker.runs import Run
+from tests.simulation.client import Record
+from tests.simulation.cluster import Cluster
+from tests.simulation.network import State
+from tests.simulation.nodes import Node
+
+TICK_S = 0.05
+UNWANTED_S = 0.5 + 0.1 + TICK_S
+"""Undisturbed delivery after the edge heard of the run; a step and a look at the clock beside."""
+IN_ANY_CASE_S = 15.0 + 0.5
+LEASE_S = 3.0 + 0.25 + 0.1 + 2 * TICK_S
+BUS_RULE_S = 10.0
+LATE_S = 0.2
+_SETTLED_S = 0.5
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass(slots=True)
+class _Wrong:
+    """A run that nobody wants: why, for how long its worker ran on, and how long of that undisturbed since it was heard of."""
+
+    why: str
+    heard: bool = False
+    age: float = 0.0
+    calm: float = 0.0
+    lone: float = 0.0
+
+
+class Watch:
+    def __init__(self, cluster: Cluster, records: list[Record]) -> None:
+        self._cluster = cluster
+        self._records = records
+        self._wrongs: dict[tuple[str, int], _Wrong] = {}
+        self._adopted: dict[tuple[str, int], int] = {}
+        self._books: dict[str, tuple[int, int, int]] = {}
+        cluster.network.on_arrival = self._on_arrival
+
+    def look(self) -> None:
+        """Once each `TICK_S`. Raises `Violation`."""
+        if self._cluster.failures:
+            raise Violation(self._cluster.failures[0])
+        seen: set[tuple[str, int]] = set()
+        for node in self._cluster.by_id.values():
+            if node.worker is not None and node.alive:
+                self._balance(node)
+                for run in node.worker.runs:
+                    self._judge_run(node, run, seen)
+        self._wrongs = {key: wrong for key, wrong in self._wrongs.items() if key in seen}
+        for record in self._records:
+            self._judge_client(record)
+
+    # ledgers
+
+    def _balance(self, node: Node) -> None:
+        assert node.worker is not None
+        pool = node.worker.engine.pool
+        books = (pool.free, pool.cached, len(pool.holders))
+        if self._books.get(node.process.id) != books:
+            self._books[node.process.id] = books
+            try:
+                pool.check_integrity()
+            except LedgerError as error:
+                raise Violation(f"{node.process.id}: {error}") from None
+
+    # runs
+
+    def _judge_run(self, node: Node, run: Run, seen: set[tuple[str, int]]) -> None:
+        edge = self._cluster.by_id[run.job.edge]
+        why = self._unwanted(edge, run)
+        if not why:
+            return
+        key = (node.process.id, run.id)
+        seen.add(key)
+        wrong = self._wrongs.setdefault(key, _Wrong(why))
+        if not node.process.running:
+            wrong.calm = wrong.lone = 0.0
+            return
+        wrong.why = why
+        wrong.age += TICK_S
+        undisturbed = self._undisturbed(node) and self._undisturbed(edge) and self._cluster.network.weather.calm
+        wrong.heard = wrong.heard or self._knows(edge, run)
+        wrong.calm = wrong.calm + TICK_S if undisturbed and wrong.heard else 0.0
+        wrong.lone = wrong.lone + TICK_S if not edge.alive and self._undisturbed(node, 3.0) else 0.0
+        for spent, allowed in (
+            (wrong.age, IN_ANY_CASE_S),
+            (wrong.calm, UNWANTED_S),
+            (wrong.lone, LEASE_S + (BUS_RULE_S if self._edges_away() > 1 else 0.0)),
+        ):
+            if spent > allowed:
+                raise Violation(f"{node.process.id} still computes run {run.id:x} of {run.job.job} ({why}): {wrong}")
+
+    def _unwanted(self, edge: Node, run: Run) -> str:
+        if not edge.alive or edge.edge is None:
+            return "its edge is dead"
+        job = edge.edge._jobs.get(run.job.job)
+        if job is None or job.closed:
+            return "its job is over"
+        if job.attempt != run.job.attempt:
+            return f"attempt {run.job.attempt} of {job.attempt}"
+        if job.run not in (0, run.id):
+            return "another run is adopted"
+        return "its attempt is over" if job.over.done() else ""
+
+    def _knows(self, edge: Node, run: Run) -> bool:
+        if not edge.alive or edge.edge is None:
+            return False
+        job = edge.edge._jobs.get(run.job.job)
+        return job is not None and job.run == run.id
+
+    def _undisturbed(self, node: Node, for_s: float = _SETTLED_S) -> bool:
+        network, link = self._cluster.network, self._cluster.network.link(node.process.id)
+        oldest = self._cluster.loop.time() - for_s
+        return (
+            node.process.running
+            and node.process.since <= oldest
+            and link.state is State.OPEN
+            and node.bus.connected
+            and link.since <= oldest
+            and network.weather_since <= self._cluster.loop.time() - _SETTLED_S
+        )
+
+    def _edges_away(self) -> int:
+        """Edges that a worker may have stopped hearing; two of them may be the bus."""
+        return sum(
+            node.edge is not None and not (node.alive and self._undisturbed(node, 5.0)) for node in self._cluster.by_id.values()
+        )
+
+    def _on_arrival(self, delivery: Delivery) -> None:
+        """Does an edge hear of an unwanted run now?"""
+        if not self._wrongs or not delivery.msg.subject.startswith("hr.reply."):
+            return
+        reply = decode(delivery.msg.data, Reply)  # type: ignore[arg-type]
+        records = reply.runs if isinstance(reply, Digest) else (*reply.frames, *reply.events)
+        for record in records:
+            wrong = self._wrongs.get((reply.process, record.run))
+            if wrong is not None:
+                wrong.heard = True
+
+    # clients
+
+    def _judge_client(self, record: Record) -> None:
+        if record.wrong:
+            raise Violation(f"client {record.number}: {record.wrong}")
+        job = record.job
+        if job.run and not job.closed:
+            adopted = self._adopted.setdefault((job.id, job.attempt), job.run)
+            if adopted != job.run:
+                raise Violation(f"client {record.number}: attempt {job.attempt} adopted {adopted:x}, then {job.run:x}")
+        process, now = record.node.process, self._cluster.loop.time()
+        if record.outcome or not record.node.alive or not process.running or process.since > now - LATE_S:
+            return
+        if now > record.started + record.client.total_s + LATE_S:
+            raise Violation(f"client {record.number} waits beyond its total deadline")

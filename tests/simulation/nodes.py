@@ -1,0 +1,145 @@
+"""The processes of a cluster, composed as their services compose them; only the bus, the queue and the transfers are simulated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from schemas.errors import HeadraceError
+from schemas.state import Capabilities, Role
+from schemas.subjects import Subjects
+from services.bus.memory import MemoryBus
+from services.bus.micro import Service
+from services.bus.typed import Refusals
+from services.clock import Clock
+from services.decode.decode import Decode
+from services.edge.jobs.supervisor import Supervisor
+from services.engine.core import StepEngine
+from services.engine.protocol import EngineInfo
+from services.engine.scheduler import ChunkedScheduler
+from services.engine.scripted import ScriptedRunner, Timing
+from services.kv.holders import Holder
+from services.kv.pool import BlockPool
+from services.kv.transfer.interface import Outcome
+from services.prefill.prefill import Prefill
+from services.router.router import Router
+from services.router.service import WARM_UP_S
+from services.settings import Settings
+from services.telemetry.metrics import Metrics
+from services.worker.service import Phase, run
+from services.worker.worker import Worker
+from tests.simulation.loop import Process
+from tests.simulation.plan import Engine
+from tests.simulation.queue import Reached
+from tests.simulation.reference import CONTEXT, EOS, VOCAB
+from tests.simulation.transfer import Client, Server, Wires
+
+MODEL = "m"
+BLOCK_TOKENS = 4
+SETTINGS = Settings(model=MODEL)
+METRICS = Metrics.null()
+DRAIN_S = 2.0
+
+
+@dataclass(eq=False)
+class Node:
+    """One start of one process. `exited`: it ended by itself."""
+
+    process: Process
+    bus: MemoryBus
+    clock: Clock
+    queue: Reached
+    random: Random
+    stop: asyncio.Event
+    edge: Supervisor | None = None
+    router: Router | None = None
+    worker: Worker | None = None
+    exited: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.process.name
+
+    @property
+    def alive(self) -> bool:
+        return not self.process.dead and not self.exited
+
+
+async def serve_edge(node: Node) -> None:
+    node.edge = Supervisor(node.bus, node.queue, Subjects(), node.clock, node.random, METRICS)
+    await node.edge.open()
+    await node.stop.wait()
+    await node.edge.close(DRAIN_S)
+
+
+async def serve_router(node: Node) -> None:
+    node.router = Router(node.bus, node.queue, SETTINGS, node.clock, node.random, Refusals(clock=node.clock))
+    await node.router.listen()
+    await asyncio.sleep(WARM_UP_S)
+    await node.router.join()
+    await node.stop.wait()
+    await node.router.drain()
+
+
+async def serve_worker(node: Node, role: Role, shape: Engine, wires: Wires) -> None:
+    engine = scripted(shape, node.clock)
+    worker = node.worker = Worker(node.bus, Subjects(), engine, role, node.clock, METRICS)
+    phases: list[Phase] = []
+    servers: list[Server] = []
+    if role is not Role.DECODE:
+
+        def transfer_server(on_done: Callable[[Holder, Outcome], None]) -> Server:
+            servers.append(Server(wires, node.process, engine.pool, node.clock, node.random, on_done))
+            return servers[0]
+
+        phases.append(Prefill(worker, engine, transfer_server).start)
+    if role is not Role.PREFILL:
+        phases.append(Decode(worker, engine, Client(wires, node.process)).start)
+    for server in servers:
+        await server.start()
+    service = Service(node.bus, f"headrace-{role}", "0.1.0", "", clock=node.clock)
+    try:
+        await run(worker, phases, Refusals(clock=node.clock), NoRegistry(), service, node.stop, DRAIN_S)  # type: ignore[arg-type]
+    finally:
+        for server in servers:
+            await server.close()
+
+
+async def life(node: Node, serve: Callable[[Node], object]) -> None:
+    """`serve` again and again until the bus is there at all, as a supervisor would start it."""
+    try:
+        await serve(node)  # type: ignore[misc]
+    except HeadraceError:
+        if not node.stop.is_set():
+            raise
+
+
+class NoRegistry:
+    """`HR_WORKERS` is for people; the control plane must do without."""
+
+    async def put(self, key: str, value: object) -> None:
+        return
+
+
+def scripted(shape: Engine, clock: Clock) -> StepEngine:
+    memory = memoryview(bytearray(shape.blocks * BLOCK_TOKENS * 8))
+    pool = BlockPool(shape.blocks, block_bytes=BLOCK_TOKENS * 8, memory=memory)
+    timing = Timing(prefill_token_s=shape.prefill_token_s, decode_step_s=shape.decode_step_s)
+    runner = ScriptedRunner(pool, block_tokens=BLOCK_TOKENS, vocab=VOCAB, eos_id=EOS, timing=timing)
+    info = EngineInfo(
+        name="scripted",
+        version="1",
+        model=MODEL,
+        weights="w",
+        kv_compat="k",
+        capabilities=Capabilities(seed=True, exact_resume=True),
+        context_length=CONTEXT,
+        vocab_size=VOCAB.stop,
+        block_tokens=BLOCK_TOKENS,
+        eos_ids=frozenset({EOS}),
+        step_tokens=64,
+        max_batch=shape.max_batch,
+    )
+    return StepEngine(info, pool, runner, ChunkedScheduler(max_batch=shape.max_batch, max_tokens=64), clock)

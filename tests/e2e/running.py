@@ -90,13 +90,11 @@ class Up:
         return [pid for pid in _pids() if _environ(pid).get("HEADRACE_HOME") == str(self.home) and pid != os.getpid()]
 
     def assert_nothing_is_left(self) -> None:
-        """No process, and neither port."""
+        """No process, and neither port. A dying process gives up its memory, where we look, before its sockets."""
         deadline = time.monotonic() + 10
-        while left := self.processes():
-            assert time.monotonic() < deadline, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
-            time.sleep(0.05)
-        assert port_is_free("127.0.0.1", self.port)
-        assert port_is_free("127.0.0.1", self.nats_port)
+        while left := [*self.processes(), *(port for port in (self.port, self.nats_port) if not port_is_free("127.0.0.1", port))]:
+            assert time.monotonic() < deadline, f"left (process or port): {left}; {self.said}"
+            time.sleep(0.01)
 
     @property
     def _ready(self) -> re.Match[str]:

@@ -17,12 +17,18 @@ class BlockRef(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     hash: bytes = b""
 
 
-class Ticket(msgspec.Struct, frozen=True, kw_only=True):
-    """Leave to fetch once: `address` is host:port, `expires_s` counts from the moment of sending."""
+class Ticket(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Leave to fetch once: `address` is host:port, `expires_s` counts from the moment of sending.
+
+    `local`: the same, as the name of a socket on the sender's host, where its memory can be mapped; `nixl`: its memory can be
+    read through NIXL. A reader that can use neither uses the address.
+    """
 
     address: str
     token: bytes
     expires_s: float
+    local: str = ""
+    nixl: bool = False
 
 
 class FirstToken(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -1,7 +1,9 @@
 """What two workers say on the connection of a KV transfer: Fetch → FetchAnswer and the blocks; Keep, …, Keep(done) → Released.
 
-A frame is 4 bytes of little-endian length and one message. After a `FetchAnswer` that grants, each block follows in the order of
-`Fetch`, as 8 bytes of little-endian xxh3_64 and the raw bytes of the block.
+A frame is 4 bytes of little-endian length and one message. After a `FetchAnswer` that grants a `STREAM` fetch, each block follows
+in the order of `Fetch`, as 8 bytes of little-endian xxh3_64 and the raw bytes of the block. For every other carrier `Checksums`
+follow, until there is one for each block, and the reader takes the bytes itself, from memory that it attached on another
+connection: Attach → Attached, and then nothing until one of the two ends.
 """
 
 from __future__ import annotations
@@ -9,6 +11,14 @@ from __future__ import annotations
 from enum import StrEnum
 
 from schemas.codec import Message
+
+
+class Carrier(StrEnum):
+    """How the bytes of blocks get across. Tickets, leases, checksums and release are the same for all."""
+
+    STREAM = "stream"
+    MAPPED = "mapped"
+    NIXL = "nixl"
 
 
 class RefusalReason(StrEnum):
@@ -19,14 +29,16 @@ class RefusalReason(StrEnum):
     EXPIRED = "ticket_expired"
     INCOMPATIBLE = "kv_incompatible"
     BLOCKS = "blocks_not_offered"
+    CARRIER = "no_such_carrier"
 
 
-class Fetch(Message, frozen=True, omit_defaults=True, kw_only=True):
-    """First frame of the connection: the ticket's token and the wanted blocks as (slot, generation)."""
+class Fetch(Message, frozen=True, omit_defaults=True, kw_only=True, tag_field="ask", tag="fetch"):
+    """First frame of a fetch: the ticket's token and the wanted blocks as (slot, generation)."""
 
     token: bytes
     kv_compat: str
     blocks: tuple[tuple[int, int], ...] = ()
+    carrier: Carrier = Carrier.STREAM
 
 
 class FetchAnswer(Message, frozen=True, omit_defaults=True, kw_only=True):
@@ -34,6 +46,12 @@ class FetchAnswer(Message, frozen=True, omit_defaults=True, kw_only=True):
 
     refused: RefusalReason | None = None
     block_bytes: int = 0
+
+
+class Checksums(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """Of the next blocks: 8 bytes of little-endian xxh3_64 each."""
+
+    digests: bytes
 
 
 class Keep(Message, frozen=True, omit_defaults=True, kw_only=True):
@@ -46,3 +64,25 @@ class Released(Message, frozen=True, omit_defaults=True, kw_only=True):
     """The last frame. `ok`: until this moment every block was what was offered. Otherwise the copy is discarded."""
 
     ok: bool
+
+
+class Attach(Message, frozen=True, omit_defaults=True, kw_only=True, tag_field="ask", tag="attach"):
+    """First frame of a connection that gives access to a pool's memory. `token`: of a ticket that is still good, and stays so."""
+
+    token: bytes
+    carrier: Carrier
+
+
+class Attached(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """`size`: bytes of the memory. `MAPPED`: one byte follows, which carries its descriptor (SCM_RIGHTS). `NIXL`: `agent` is
+    the metadata of the owner's agent, `base` the address of the memory in its process.
+    """
+
+    refused: RefusalReason | None = None
+    size: int = 0
+    agent: bytes = b""
+    base: int = 0
+
+
+Opening = Fetch | Attach
+"""What the first frame of a connection may be."""

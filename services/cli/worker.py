@@ -16,9 +16,9 @@ from services.clock import SystemClock
 from services.decode.decode import Decode
 from services.engine.build import build_engine
 from services.kv.holders import Holder
+from services.kv.transfer.auto import transfer_client
 from services.kv.transfer.interface import Outcome
-from services.kv.transfer.tcp_client import TcpTransferClient
-from services.kv.transfer.tcp_server import TcpTransferServer
+from services.kv.transfer.server import SocketTransferServer
 from services.models.store import ModelStore
 from services.prefill.prefill import Prefill
 from services.settings import Settings
@@ -36,18 +36,21 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
     bus = await connect(settings.nats.url, process=process, role=role, credentials=login, metrics=metrics)
     worker = Worker(bus, Subjects(settings.nats.prefix), engine, role, clock, metrics)
     phases: list[Phase] = []
-    servers: list[TcpTransferServer] = []
+    client = transfer_client(settings.worker.transfer)
+    servers: list[SocketTransferServer] = []
     if role is not Role.DECODE:
 
-        def transfer_server(on_done: Callable[[Holder, Outcome], None]) -> TcpTransferServer:
-            servers.append(TcpTransferServer(engine.pool, clock=clock, on_done=on_done))
+        def transfer_server(on_done: Callable[[Holder, Outcome], None]) -> SocketTransferServer:
+            servers.append(SocketTransferServer(engine.pool, clock=clock, on_done=on_done))
             return servers[0]
 
         phases.append(Prefill(worker, engine, transfer_server).start)
     if role is not Role.PREFILL:
-        phases.append(Decode(worker, engine, TcpTransferClient()).start)
+        phases.append(Decode(worker, engine, client).start)
     for server in servers:
         await server.start(settings.worker.transfer_host, 0, advertise=settings.worker.transfer_advertise)
+        if settings.worker.transfer in ("auto", "shm"):
+            await server.share()
     refusals = Refusals(metrics, clock)
     registry = KvRegistry(JetStream(bus), WORKERS_BUCKET)
     service = Service(bus, f"headrace-{role}", "0.1.0", f"Headrace {role} worker", {"model": settings.model})
@@ -56,4 +59,5 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
     finally:
         for server in servers:
             await server.close()
+        client.close()
         await bus.drain(2.0)

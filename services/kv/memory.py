@@ -27,7 +27,7 @@ class PoolMemory:
 
 
 def allocate(size: int) -> PoolMemory:
-    """`size` zeroed bytes; each page is taken from the system when it is first touched. Raises OSError, OverflowError, ValueError."""
+    """`size` zeroed bytes; each page is taken from the system when it is first touched. Raises OSError, ValueError."""
     if size > _physical():
         raise OSError(errno.ENOMEM, "more than this machine has")  # a memfd is accounted page by page: it would only fail later
     if sys.platform == "linux":

@@ -6,20 +6,23 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import Literal
 
 from schemas.handoff import BlockRef, Ticket
 from services.clock import ManualClock
+from services.kv import memory
 from services.kv.holders import HandoffHolder, Holder, RunHolder
 from services.kv.pool import BlockPool
+from services.kv.transfer.auto import TransferKind, transfer_client
 from services.kv.transfer.interface import Outcome, TransferClient, TransferLimits, TransferServer
 from services.kv.transfer.memory import MemoryTransferClient, MemoryTransferServer
-from services.kv.transfer.tcp_client import TcpTransferClient
-from services.kv.transfer.tcp_server import TcpTransferServer
+from services.kv.transfer.server import SocketTransferServer
 
 COMPAT = "kv-compat"
 FAST = TransferLimits(renew_s=0.01)  # leases run on the ManualClock, renewals on the loop's
 FROZEN = TransferLimits(renew_s=1_000.0)  # a peer that never renews
 BLOCKS = 32
+Carrier = TransferKind | Literal["memory"]
 
 
 class Rig:
@@ -65,7 +68,8 @@ class Rig:
 
 
 def _pool(block_bytes: int) -> BlockPool:
-    pool = BlockPool(BLOCKS, block_bytes=block_bytes, memory=memoryview(bytearray(BLOCKS * block_bytes)))
+    own = memory.allocate(BLOCKS * block_bytes)
+    pool = BlockPool(BLOCKS, block_bytes=block_bytes, memory=own.view, fd=own.fd)
     # Churn, so that the next blocks lie in no order and have generations that differ.
     order = list(range(BLOCKS))
     random.Random(block_bytes).shuffle(order)
@@ -79,17 +83,20 @@ def _pool(block_bytes: int) -> BlockPool:
 
 
 @asynccontextmanager
-async def rig(carrier: str, *, block_bytes: int = 4096, limits: TransferLimits = FAST) -> AsyncIterator[Rig]:
+async def rig(carrier: Carrier, *, block_bytes: int = 4096, limits: TransferLimits = FAST) -> AsyncIterator[Rig]:
     made = Rig(block_bytes)
-    if carrier == "tcp":
-        tcp = TcpTransferServer(made.prefill, clock=made.clock, on_done=made.on_done, limits=limits)
-        await tcp.start("127.0.0.1", 0)
-        made.server, made.client, made.frozen = tcp, TcpTransferClient(limits), TcpTransferClient(FROZEN)
+    if carrier != "memory":
+        server = SocketTransferServer(made.prefill, clock=made.clock, on_done=made.on_done, limits=limits)
+        await server.start("127.0.0.1", 0)
+        if carrier != "tcp":
+            assert await server.share()
+        made.server = server
+        made.client, made.frozen = transfer_client(carrier, limits), transfer_client(carrier, FROZEN)
     else:
         network: dict[str, MemoryTransferServer] = {}
-        memory = MemoryTransferServer(made.prefill, network, "p1:0", clock=made.clock, on_done=made.on_done, limits=limits)
-        await memory.start()
-        made.server = memory
+        fake = MemoryTransferServer(made.prefill, network, "p1:0", clock=made.clock, on_done=made.on_done, limits=limits)
+        await fake.start()
+        made.server = fake
         made.client = MemoryTransferClient(network, limits=limits)
         made.frozen = MemoryTransferClient(network, limits=FROZEN)
     try:

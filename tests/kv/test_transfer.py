@@ -18,7 +18,7 @@ from tests.waiting import until
 H1 = HandoffHolder(1)
 
 
-@pytest.fixture(params=["tcp", "memory"])
+@pytest.fixture(params=["memory", "tcp", "shm"])
 async def both(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
     async with rig(request.param) as made:
         yield made
@@ -278,7 +278,7 @@ async def test_only_what_a_holder_has_can_be_offered_and_only_once(both: Rig) ->
 async def test_nobody_at_the_address(both: Rig) -> None:
     ticket, blocks = both.offer(1, 1)
     for address in ("127.0.0.1:1", "nonsense"):
-        elsewhere = msgspec.structs.replace(ticket, address=address)
+        elsewhere = msgspec.structs.replace(ticket, address=address, local=address)
         with pytest.raises((ConnectionLost, FetchTimeout)):
             await both.client.fetch(elsewhere, blocks, both.room(1, 1), kv_compat=COMPAT, timeout=5)
         both.decode.release(RunHolder(1))

@@ -16,9 +16,9 @@ from schemas.transfer import Fetch, FetchAnswer, Keep, Released
 from services.clock import ManualClock
 from services.kv.holders import HandoffHolder, RunHolder
 from services.kv.pool import BlockPool
+from services.kv.transfer.auto import transfer_client
 from services.kv.transfer.interface import ConnectionLost, CorruptBlock, FetchTimeout, Outcome, TransferLimits
-from services.kv.transfer.tcp_client import TcpTransferClient
-from services.kv.transfer.tcp_server import TcpTransferServer
+from services.kv.transfer.server import SocketTransferServer
 from services.kv.transfer.wire import advertised, split_address
 from tests.kv.rig import COMPAT, FAST, FROZEN, Proxy, Rig, rig
 from tests.waiting import until
@@ -99,7 +99,7 @@ async def test_a_cancelled_fetch_frees_both_sides_and_writes_nothing_more() -> N
             fetch.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await fetch
-            assert not [task for task in asyncio.all_tasks() if "TcpFetched" in repr(task.get_coro())], "nobody renews"
+            assert not [task for task in asyncio.all_tasks() if "SocketFetched" in repr(task.get_coro())], "nobody renews"
             made.decode.release(RunHolder(1))
             [block, *_] = made.decode.allocate(RunHolder(2), made.decode.total)
             made.decode.view(block)[:] = bytes(made.decode.block_bytes)
@@ -111,7 +111,7 @@ async def test_a_cancelled_fetch_frees_both_sides_and_writes_nothing_more() -> N
 
 async def test_a_lost_answer_is_not_an_ok() -> None:
     async with rig("tcp") as made:
-        impatient = TcpTransferClient(TransferLimits(release_s=0.1))
+        impatient = transfer_client("tcp", TransferLimits(release_s=0.1))
         ticket, blocks = made.offer(1, 1)
         before_answer = len(grant_frame(made)) + 8 + 4096
         async with Proxy(made.server.address, budget=before_answer).running() as address:
@@ -192,7 +192,7 @@ async def test_the_client_says_nothing_after_its_last_word() -> None:
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     ticket = Ticket(address="{}:{}".format(*server.sockets[0].getsockname()), token=b"", expires_s=1.0)
-    fetched = await TcpTransferClient(FAST).fetch(ticket, [], [], kv_compat=COMPAT, timeout=5)
+    fetched = await transfer_client("tcp", FAST).fetch(ticket, [], [], kv_compat=COMPAT, timeout=5)
     await until(lambda: frame(Keep()) in spoken)
     assert await fetched.release()
     assert spoken.endswith(frame(Keep(done=True)))
@@ -283,7 +283,7 @@ async def test_large_blocks_arrive_whole() -> None:
 
 async def test_tickets_name_the_advertised_address_not_the_bound_one() -> None:
     pool = BlockPool(1, block_bytes=8, memory=memoryview(bytearray(8)))
-    server = TcpTransferServer(pool, clock=ManualClock(), on_done=lambda holder, outcome: None)
+    server = SocketTransferServer(pool, clock=ManualClock(), on_done=lambda holder, outcome: None)
     await server.start("0.0.0.0", 0, advertise="kv.example:7000")
     pool.allocate(H1, 1)
     assert server.offer(H1, kv_compat=COMPAT).address == "kv.example:7000"
@@ -293,7 +293,7 @@ async def test_tickets_name_the_advertised_address_not_the_bound_one() -> None:
 async def test_ipv6() -> None:
     async with rig("tcp") as made:
         await made.server.close()
-        server = TcpTransferServer(made.prefill, clock=made.clock, on_done=made.on_done, limits=FAST)
+        server = SocketTransferServer(made.prefill, clock=made.clock, on_done=made.on_done, limits=FAST)
         try:
             await server.start("::1", 0)
         except OSError:

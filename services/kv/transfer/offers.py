@@ -77,6 +77,10 @@ class OfferBook:
         self._count("granted")
         return offer
 
+    def admit(self, token: bytes) -> None:
+        """Raises FetchDenied unless `token` opens an offer, which stays as it is."""
+        self._redeem(token)
+
     def is_open(self, offer: Offer) -> bool:
         """True while the offered blocks may be read."""
         is_listed = self._by_holder.get(offer.holder) is offer

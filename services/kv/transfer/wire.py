@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TypeVar
+from types import UnionType
+from typing import Any, TypeVar, overload
 
 import msgspec
 
@@ -32,7 +33,8 @@ class PeerClosed(ConnectionError):
 def tune(sock: socket.socket) -> None:
     """Non-blocking, no Nagle delay. Buffer sizes are the kernel's: a size set here would end its tuning, at a lower limit."""
     sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def advertised(host: str, port: int) -> str:
@@ -66,7 +68,17 @@ async def send_frame(sock: socket.socket, message: msgspec.Struct) -> None:
     await asyncio.get_running_loop().sock_sendall(sock, len(body).to_bytes(_LENGTH_BYTES, "little") + body)
 
 
-async def receive_frame(sock: socket.socket, kind: type[M]) -> M:
+async def until_closed(sock: socket.socket) -> None:
+    """Returns at the end of file. Raises OSError, UnreadableMessage: the peer has nothing more to say."""
+    if await asyncio.get_running_loop().sock_recv(sock, 1):
+        raise UnreadableMessage("bytes where none are due")
+
+
+@overload
+async def receive_frame(sock: socket.socket, kind: type[M]) -> M: ...
+@overload
+async def receive_frame(sock: socket.socket, kind: UnionType) -> Any: ...
+async def receive_frame(sock: socket.socket, kind: Any) -> Any:
     """The next frame as a `kind`. Raises PeerClosed, OSError, UnreadableMessage."""
     length = int.from_bytes(await _receive(sock, _LENGTH_BYTES), "little")
     if length > MAX_FRAME:

@@ -1,28 +1,30 @@
-"""Fetches offered KV blocks over TCP, straight into pool memory.
+"""Fetches offered KV blocks over a socket, into views that the caller owns.
 
-Owns: one connection a fetch, and the lease while it lives. Must not know: whose memory it fills. Invariant: when `fetch` raised
-or `release` or `close` ended, the connection is closed and nothing more is written.
+Owns: one connection a fetch. Must not know: whose blocks these are, how a carrier moves them. Invariant: once `fetch` has
+returned or raised, no byte of the caller's views is written.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-import xxhash
-
 from schemas.errors import UnreadableMessage
 from schemas.handoff import BlockRef, Ticket
 from schemas.transfer import Fetch, FetchAnswer, Keep, Released
 from services.kv.transfer.interface import DEFAULT_LIMITS, ConnectionLost, CorruptBlock, FetchDenied, FetchTimeout, TransferLimits
-from services.kv.transfer.wire import CHECKSUM_BYTES, receive_frame, receive_into, send_frame, split_address, tune
+from services.kv.transfer.reader import Reader, Unreachable
+from services.kv.transfer.wire import receive_frame, send_frame
+
+_log = logging.getLogger(__name__)
 
 
-class TcpFetched:
+class SocketFetched:
     """A `Fetched`."""
 
     def __init__(self, sock: socket.socket, limits: TransferLimits) -> None:
@@ -66,10 +68,12 @@ class TcpFetched:
         await asyncio.gather(self._keeping, return_exceptions=True)
 
 
-class TcpTransferClient:
-    """A `TransferClient`. A host name in a ticket is resolved to IPv4; an IPv6 address stands in brackets."""
+class SocketTransferClient:
+    """A `TransferClient`: the first of `readers` that reaches the owner of a ticket fetches. `counts` fetches by carrier."""
 
-    def __init__(self, limits: TransferLimits = DEFAULT_LIMITS) -> None:
+    def __init__(self, readers: Sequence[Reader], limits: TransferLimits = DEFAULT_LIMITS) -> None:
+        self.counts: dict[str, int] = {}
+        self._readers = readers
         self._limits = limits
 
     async def fetch(
@@ -80,55 +84,53 @@ class TcpTransferClient:
         *,
         kv_compat: str,
         timeout: float,
-    ) -> TcpFetched:
+    ) -> SocketFetched:
         if len(blocks) != len(into):
             raise ValueError(f"{len(blocks)} blocks for {len(into)} views")
-        wanted = tuple((block.slot, block.generation) for block in blocks)
         try:
             async with asyncio.timeout(timeout):
-                return await self._fetch(ticket.address, Fetch(token=ticket.token, kv_compat=kv_compat, blocks=wanted), into)
+                reader, sock = await self._open(ticket)
+                return await self._fetch(reader, sock, ticket, blocks, [view.cast("B") for view in into], kv_compat)
         except TimeoutError:
             raise FetchTimeout(f"no KV blocks within {timeout} s") from None
         except (OSError, UnreadableMessage) as error:
             raise ConnectionLost(f"KV transfer ended early: {type(error).__name__}") from error
 
-    async def _fetch(self, address: str, request: Fetch, into: Sequence[memoryview]) -> TcpFetched:
+    def close(self) -> None:
+        """No fetch may be running."""
+        for reader in self._readers:
+            reader.close()
+
+    async def _open(self, ticket: Ticket) -> tuple[Reader, socket.socket]:
+        for reader in self._readers:
+            try:
+                return reader, await reader.open(ticket)
+            except Unreachable as error:
+                _log.debug("KV transfer: no %s: %s", reader.carrier, error)
+        raise Unreachable("no carrier leads to the owner")
+
+    async def _fetch(
+        self,
+        reader: Reader,
+        sock: socket.socket,
+        ticket: Ticket,
+        blocks: Sequence[BlockRef],
+        into: Sequence[memoryview],
+        kv_compat: str,
+    ) -> SocketFetched:
         async with contextlib.AsyncExitStack() as on_failure:
-            sock = await _connect(address)
             on_failure.callback(sock.close)
-            await send_frame(sock, request)
+            wanted = tuple((block.slot, block.generation) for block in blocks)
+            await send_frame(sock, Fetch(token=ticket.token, kv_compat=kv_compat, blocks=wanted, carrier=reader.carrier))
             answer = await receive_frame(sock, FetchAnswer)
             if answer.refused is not None:
                 raise FetchDenied(answer.refused)
-            fetched = TcpFetched(sock, self._limits)
+            fetched = SocketFetched(sock, self._limits)
             on_failure.push_async_callback(fetched.close)
             for view in into:
-                await _receive_block(sock, view, answer.block_bytes)
+                if view.nbytes != answer.block_bytes:
+                    raise CorruptBlock(f"a block is {answer.block_bytes} bytes there and {view.nbytes} here")
+            await reader.receive(sock, ticket, answer.block_bytes, blocks, into)
             on_failure.pop_all()
+        self.counts[reader.carrier] = self.counts.get(reader.carrier, 0) + 1
         return fetched
-
-
-async def _connect(address: str) -> socket.socket:
-    try:
-        host, port = split_address(address)
-    except ValueError as error:
-        raise UnreadableMessage(str(error)) from None
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        tune(sock)
-        await asyncio.get_running_loop().sock_connect(sock, (host, port))
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-async def _receive_block(sock: socket.socket, view: memoryview, block_bytes: int) -> None:
-    if view.nbytes != block_bytes:
-        raise CorruptBlock(f"a block is {block_bytes} bytes there and {view.nbytes} here")
-    checksum = bytearray(CHECKSUM_BYTES)
-    await receive_into(sock, memoryview(checksum))
-    await receive_into(sock, view.cast("B"))
-    if xxhash.xxh3_64_intdigest(view) != int.from_bytes(checksum, "little"):
-        raise CorruptBlock("a KV block changed between its checksum and its arrival")
-    await asyncio.sleep(0)  # a sender as fast as we are must not keep the loop from others

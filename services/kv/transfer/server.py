@@ -1,7 +1,7 @@
-"""Serves offered KV blocks over TCP, straight out of pool memory.
+"""Serves offered KV blocks over sockets, and gives readers access to the pool's memory where there is a way.
 
-Owns: the listening socket and one task a connection. Must not know: who reads, or why. Invariant: bytes are sent only while their
-offer is open; the end of an offer cuts a connection that still sends, and the end of a connection ends its offer.
+Owns: the listening sockets and one task a connection. Must not know: who reads, or why. Invariant: bytes are sent only while
+their offer is open; the end of an offer cuts a connection that still sends, and the end of a connection ends its offer.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from collections.abc import Callable
 
 from schemas.errors import UnreadableMessage
 from schemas.handoff import Ticket
-from schemas.transfer import Fetch, FetchAnswer, Keep, Released
+from schemas.transfer import Attach, Attached, Carrier, Fetch, FetchAnswer, Keep, Opening, RefusalReason, Released
 from services.clock import Clock
 from services.kv.holders import Holder
 from services.kv.pool import BlockPool
+from services.kv.transfer import local
+from services.kv.transfer.checksums import send_checksums
 from services.kv.transfer.interface import DEFAULT_LIMITS, FetchDenied, OnDone, TransferLimits
 from services.kv.transfer.offers import Offer, OfferBook
-from services.kv.transfer.wire import CHECKSUM_BYTES, advertised, receive_frame, send_frame, tune
+from services.kv.transfer.stream import send_blocks
+from services.kv.transfer.wire import advertised, receive_frame, send_frame, tune, until_closed
 
 _log = logging.getLogger(__name__)
 
 
-class TcpTransferServer:
-    """A `TransferServer`. `start` before `offer`."""
+class SocketTransferServer:
+    """A `TransferServer`. `start` before `offer`. Every server streams; `share` lets readers on this host map the memory."""
 
     def __init__(
         self,
@@ -43,7 +46,9 @@ class TcpTransferServer:
         self._limits = limits
         self._book = OfferBook(pool, clock, limits, random_bytes, on_done, self._cut, self.counts)
         self._address = ""
-        self._listener: socket.socket | None = None
+        self._local = ""
+        self._attachable: dict[Carrier, Attached] = {}
+        self._listeners: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()  # accepting, watching
         self._connections: set[asyncio.Task[None]] = set()
         self._sending: dict[Offer, socket.socket] = {}
@@ -53,10 +58,23 @@ class TcpTransferServer:
         port, or host:port where the port is mapped. Raises OSError when the address cannot be bound.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=self._limits.connections)
-        self._listener.setblocking(False)
-        self._address = advertised(advertise or host, self._listener.getsockname()[1])
-        self._tasks = {asyncio.create_task(self._accept(self._listener)), asyncio.create_task(self._book.watch())}
+        listener = socket.create_server((host, port), family=family, backlog=self._limits.connections)
+        self._address = advertised(advertise or host, listener.getsockname()[1])
+        self._listen(listener)
+        self._tasks.add(asyncio.create_task(self._book.watch()))
+
+    async def share(self) -> bool:
+        """Let processes of this host and user map the pool's memory, read-only. False: not here, or this memory is private."""
+        if self._pool.fd is None:
+            return False
+        try:
+            listener, self._local = local.listen(self._limits.connections)
+        except OSError as error:
+            _log.info("KV transfer: no shared memory: %s", error)
+            return False
+        self._attachable[Carrier.MAPPED] = Attached(size=self._pool.total * self._pool.block_bytes)
+        self._listen(listener)
+        return True
 
     @property
     def address(self) -> str:
@@ -64,7 +82,13 @@ class TcpTransferServer:
 
     def offer(self, holder: Holder, *, kv_compat: str) -> Ticket:
         offer = self._book.open(holder, kv_compat)
-        return Ticket(address=self._address, token=offer.token, expires_s=self._limits.present_s)
+        return Ticket(
+            address=self._address,
+            token=offer.token,
+            expires_s=self._limits.present_s,
+            local=self._local,
+            nixl=Carrier.NIXL in self._attachable,
+        )
 
     def revoke(self, holder: Holder) -> bool:
         return self._book.revoke(holder)
@@ -75,8 +99,13 @@ class TcpTransferServer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
+
+    def _listen(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        self._listeners.append(listener)
+        self._tasks.add(asyncio.create_task(self._accept(listener)))
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -87,7 +116,8 @@ class TcpTransferServer:
                 _log.warning("KV transfer: accept failed: %s", error)
                 await asyncio.sleep(self._limits.renew_s)
                 continue
-            if len(self._connections) >= self._limits.connections:
+            is_stranger = sock.family == socket.AF_UNIX and not local.same_user(sock)
+            if is_stranger or len(self._connections) >= self._limits.connections:
                 self._count("turned_away")
                 sock.close()
                 continue
@@ -100,8 +130,13 @@ class TcpTransferServer:
         with sock:
             try:
                 tune(sock)
-                async with asyncio.timeout(self._limits.connection_s):
-                    await self._converse(sock)
+                async with asyncio.timeout(self._limits.first_frame_s):
+                    first: Opening = await receive_frame(sock, Opening)
+                if isinstance(first, Attach):
+                    await self._attach(sock, first)
+                else:
+                    async with asyncio.timeout(self._limits.connection_s):
+                        await self._fetch(sock, first)
             except* UnreadableMessage as errors:
                 self._count("garbage")
                 _log.warning("KV transfer: unreadable frame: %s", errors.exceptions[0])
@@ -109,9 +144,24 @@ class TcpTransferServer:
                 self._count("broken")
                 _log.info("KV transfer: connection ended: %r", errors.exceptions[0])
 
-    async def _converse(self, sock: socket.socket) -> None:
-        async with asyncio.timeout(self._limits.first_frame_s):
-            fetch = await receive_frame(sock, Fetch)
+    async def _attach(self, sock: socket.socket, attach: Attach) -> None:
+        """Access for as long as both ends live."""
+        is_mapped = attach.carrier is Carrier.MAPPED
+        try:
+            self._book.admit(attach.token)
+            attached = self._attachable.get(attach.carrier)
+            if attached is None or (is_mapped and sock.family != socket.AF_UNIX):
+                raise FetchDenied(RefusalReason.CARRIER)
+        except FetchDenied as denied:
+            await send_frame(sock, Attached(refused=denied.reason))
+            return
+        await send_frame(sock, attached)
+        if is_mapped and self._pool.fd is not None:
+            local.send_descriptor(sock, self._pool.fd)
+        self._count("attached")
+        await until_closed(sock)
+
+    async def _fetch(self, sock: socket.socket, fetch: Fetch) -> None:
         try:
             offer = self._book.present(fetch.token, fetch.kv_compat, fetch.blocks)
         except FetchDenied as denied:
@@ -119,23 +169,22 @@ class TcpTransferServer:
             return
         try:
             async with asyncio.TaskGroup() as both_ways:
-                both_ways.create_task(self._send(sock, offer, [slot for slot, _ in fetch.blocks]))
+                both_ways.create_task(self._send(sock, offer, fetch))
                 await self._keep_until_done(sock, offer)
             await send_frame(sock, Released(ok=self._book.release(offer)))
         finally:
             self._book.lose(offer)
 
-    async def _send(self, sock: socket.socket, offer: Offer, slots: list[int]) -> None:
-        loop = asyncio.get_running_loop()
+    async def _send(self, sock: socket.socket, offer: Offer, fetch: Fetch) -> None:
+        def check_open() -> None:
+            if not self._book.is_open(offer):
+                raise ConnectionAbortedError("the offer ended while its blocks were on their way")
+
         self._sending[offer] = sock
         try:
             await send_frame(sock, FetchAnswer(block_bytes=self._pool.block_bytes))
-            for slot in slots:
-                if not self._book.is_open(offer):
-                    raise ConnectionAbortedError("the offer ended while its blocks were on their way")
-                await loop.sock_sendall(sock, self._pool.checksum(slot).to_bytes(CHECKSUM_BYTES, "little"))
-                await loop.sock_sendall(sock, self._pool.view(slot))
-                await asyncio.sleep(0)  # a peer that reads as fast as we send must not keep the loop from others
+            send = send_blocks if fetch.carrier is Carrier.STREAM else send_checksums
+            await send(sock, self._pool, [slot for slot, _ in fetch.blocks], check_open)
         finally:
             self._sending.pop(offer, None)
 

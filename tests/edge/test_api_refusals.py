@@ -267,6 +267,7 @@ async def test_models_and_health() -> None:
         assert (await client.get("/v1/models")).json()["data"] == []
         check(await client.get("/ready"), 503)
         assert (await client.get("/health")).status_code == 200
+        assert "/v1/chat/completions" in (await client.get("/openapi.json")).json()["paths"]
         api.jobs.connected = False
         check(await client.get("/ready"), 503, code="bus_unavailable")
 

@@ -30,8 +30,9 @@ def create_app(served: Served, traffic: Traffic, new_id: Callable[[], str]) -> F
     app.add_exception_handler(ClientGone, _nobody_there)
     chat = ChatCompletions(served)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", openapi_extra=_chat_body(served.text.name))
     async def chat_completions(request: Request) -> Response:
+        """As OpenAI's; with `stream` the answer comes as server-sent events."""
         return await chat(request)
 
     @app.get("/v1/models")
@@ -65,6 +66,13 @@ def create_app(served: Served, traffic: Traffic, new_id: Callable[[], str]) -> F
         return Response(served.metrics.prometheus_text(), media_type=_PROMETHEUS)
 
     return app
+
+
+def _chat_body(model: str) -> dict[str, Any]:
+    """For the interactive documentation: the body is read by `body` and `request`, not by the framework."""
+    example = {"model": model, "messages": [{"role": "user", "content": "What is Kubernetes?"}], "max_tokens": 100}
+    schema = {"type": "object", "required": ["model", "messages"], "example": example}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def _model(served: Served, name: str) -> dict[str, Any]:

@@ -61,30 +61,18 @@ async def _read(headers: Mapping[bytes, bytes], receive: Receive, limit: int, ti
         raise too_large
     parts: list[bytes] = []
     size = 0
-    deadline = asyncio.get_running_loop().time() + timeout
-    while True:
-        message = await _next(receive, deadline)
-        if message["type"] != "http.request":
-            raise ClientGone
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise too_large
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-async def _next(receive: Receive, deadline: float) -> Any:
-    loop = asyncio.get_running_loop()
-    # In a task of its own: the server's awaitables do not see a timeout set around them.
-    task = loop.create_task(_received(receive))
-    await asyncio.wait({task}, timeout=max(0.0, deadline - loop.time()))
-    if not task.done():
-        task.cancel()
-        raise BadRequest("The body did not arrive in time.")
-    return task.result()
-
-
-async def _received(receive: Receive) -> Any:
-    return await receive()
+    try:
+        async with asyncio.timeout(timeout):
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise ClientGone
+                part = message.get("body", b"")
+                size += len(part)
+                if size > limit:
+                    raise too_large
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise BadRequest("The body did not arrive in time.") from None

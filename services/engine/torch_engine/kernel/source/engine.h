@@ -14,6 +14,7 @@ typedef struct {
 /* One thread's own. */
 typedef struct {
     char *weights;  /* [PACK_DEPTH][32] of any dtype */
+    char *ragged;   /* [32][most inputs] */
     float *product; /* [max_rows][32] */
     float *queries, *scores, *seen; /* one attention tile: [tile rows][head_dim], [][score_step], [][padded] */
 } scratch;
@@ -24,7 +25,7 @@ struct hr_engine {
     scratch *scratch;
     int max_rows, max_tokens, max_threads;
     int group, padded, tile_queries;
-    int64_t hidden_step, qkv_step, attended_step, mlp_step, score_step; /* floats from row to row, padded to whole strips */
+    int64_t hidden_step, qkv_step, attended_step, mlp_step, score_step, most_inputs; /* floats from row to row, padded to whole strips */
     int64_t key_at, value_at;                                           /* where K and V begin in a row of qkv */
     int64_t layer_size, block_size, value_offset;                       /* of the KV memory, in numbers */
     float *x, *normed, *qkv, *attended, *mlp;
@@ -38,29 +39,44 @@ struct hr_engine {
 static inline int64_t strips(int64_t n) { return (n + STRIP - 1) / STRIP; }
 static inline int64_t whole_strips(int64_t n) { return strips(n) * STRIP; }
 
-/* The addresses of 16 rows of a matrix; those after its end stand in as its last, and what comes of them is not used. */
-static void weight_rows(const hr_linear *linear, int first, const char **row) {
-    int64_t bytes = (int64_t)linear->inputs * size_of(linear->dtype);
+/* 16 rows of a matrix. At its ragged end they are copied, the last one standing in for those that are not there. */
+static const char *sixteen_rows(const hr_linear *linear, int first, char *copy) {
+    const int64_t bytes = (int64_t)linear->inputs * size_of(linear->dtype);
+    const char *weight = linear->weight;
+    if (first + LANES <= linear->outputs) return weight + first * bytes;
     for (int i = 0; i < LANES; i++) {
         int output = first + i < linear->outputs ? first + i : linear->outputs - 1;
-        row[i] = (const char *)linear->weight + output * bytes;
+        memcpy(copy + i * bytes, weight + output * bytes, bytes);
     }
+    return copy;
+}
+
+/* c[rows][32] (+)= x[rows][depth] times the weights k..k+depth-1 of 32 rows. */
+static void strip_piece(scratch *own, weight_rows from, int k, int depth, int dtype, const float *x, int64_t x_step, int rows) {
+    const int size = size_of(dtype), add = k > 0;
+    const strip packed = {own->weights, own->weights + LANES * size, STRIP};
+    int whole = 0; /* how many of k are packed and multiplied by the fast way */
+#if HR_TRANSPOSE
+    if (size == 2 && (whole = depth / PACK_STEP * PACK_STEP)) {
+        const int done = rows < PACKING_ROWS ? rows : PACKING_ROWS;
+        packing_multiply(done, dtype, x, x_step, from, k, whole, own->product, add, (uint16_t *)own->weights, done < rows);
+        multiply(rows - done, dtype, x + done * x_step, x_step, packed, whole, own->product + done * STRIP, STRIP, add);
+    }
+#endif
+    if (whole == depth) return;
+    pack_plainly(from, k + whole, depth - whole, size, own->weights);
+    multiply(rows, dtype, x + whole, x_step, packed, depth - whole, own->product, STRIP, add || whole);
 }
 
 /* own->product[rows][32] = x times 16 outputs of `left` and 16 of `right`, which have the same inputs and dtype. */
 static void strip_product(scratch *own, const hr_linear *left, int left_first, const hr_linear *right, int right_first,
                           const float *x, int64_t x_step, int rows) {
-    const char *left_row[LANES], *right_row[LANES];
-    weight_rows(left, left_first, left_row);
-    weight_rows(right, right_first, right_row);
-    const int size = size_of(left->dtype);
-    const strip packed = {own->weights, own->weights + LANES * size, STRIP};
-    for (int k = 0; k < left->inputs; k += PACK_DEPTH) {
-        int depth = left->inputs - k < PACK_DEPTH ? left->inputs - k : PACK_DEPTH;
-        pack_half(left_row, (int64_t)k * size, depth, left->dtype, own->weights);
-        pack_half(right_row, (int64_t)k * size, depth, left->dtype, own->weights + LANES * size);
-        multiply(rows, left->dtype, x + k, x_step, packed, depth, own->product, STRIP, k > 0);
-    }
+    const int64_t bytes = (int64_t)left->inputs * size_of(left->dtype);
+    const char *first = sixteen_rows(left, left_first, own->ragged);
+    const char *second = sixteen_rows(right, right_first, own->ragged + LANES * bytes);
+    const weight_rows from = {first, second, bytes, bytes * (left == right ? STRIP : LANES)};
+    for (int k = 0; k < left->inputs; k += PACK_DEPTH)
+        strip_piece(own, from, k, left->inputs - k < PACK_DEPTH ? left->inputs - k : PACK_DEPTH, left->dtype, x + k, x_step, rows);
 }
 
 static void add_bias(scratch *own, const hr_linear *linear, int first, int columns, int rows, int at) {

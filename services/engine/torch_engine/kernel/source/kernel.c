@@ -108,7 +108,7 @@ static void *reserve(int64_t count, int64_t size) {
 static void release(hr_engine *e) {
     for (int i = 0; e->scratch && i < e->max_threads; i++) {
         scratch *own = &e->scratch[i];
-        free(own->weights), free(own->product), free(own->queries), free(own->scores), free(own->seen);
+        free(own->weights), free(own->ragged), free(own->product), free(own->queries), free(own->scores), free(own->seen);
     }
     free(e->scratch), free(e->x), free(e->normed), free(e->qkv), free(e->attended), free(e->mlp);
     free(e->row_block), free(e->tiles), free(e);
@@ -128,11 +128,12 @@ static int reserve_all(hr_engine *e) {
     for (int i = 0; i < e->max_threads; i++) {
         scratch *own = &e->scratch[i];
         own->weights = reserve(PACK_DEPTH * STRIP, size);
+        own->ragged = reserve(e->most_inputs * STRIP, size);
         own->product = reserve(rows * STRIP, size);
         own->queries = reserve(tile_rows * e->model.head_dim, size);
         own->scores = reserve(tile_rows * e->score_step, size);
         own->seen = reserve(tile_rows * e->padded, size);
-        if (!own->weights || !own->product || !own->queries || !own->scores || !own->seen) return 0;
+        if (!own->weights || !own->ragged || !own->product || !own->queries || !own->scores || !own->seen) return 0;
     }
     return 1;
 }
@@ -150,6 +151,8 @@ static void measure(hr_engine *e) {
     e->qkv_step = e->value_at + whole_strips(key);
     e->attended_step = whole_strips(query);
     e->mlp_step = whole_strips(model->intermediate);
+    e->most_inputs = e->mlp_step > e->hidden_step ? e->mlp_step : e->hidden_step;
+    if (e->attended_step > e->most_inputs) e->most_inputs = e->attended_step;
     e->score_step = whole_strips(e->max_tokens) + LANES; /* not a power of two: rows would share cache sets */
     e->value_offset = key * HR_BLOCK_TOKENS;
     e->layer_size = e->value_offset + (int64_t)model->kv_heads * e->padded * HR_BLOCK_TOKENS;
@@ -181,5 +184,6 @@ int64_t hr_block_bytes(int32_t layers, int32_t kv_heads, int32_t head_dim, int32
     return layers * numbers * size_of(kv_dtype);
 }
 
+int32_t hr_version(void) { return HR_VERSION; }
 const char *hr_isa(void) { return HR_ISA; }
 int32_t hr_fused(void) { return HR_FUSED; }

@@ -10,6 +10,7 @@
 
 #include <stdint.h>
 
+#define HR_PUBLIC __attribute__((visibility("default")))
 #define HR_VERSION 1
 #define HR_BLOCK_TOKENS 16
 
@@ -60,12 +61,13 @@ typedef struct hr_engine hr_engine;
 
 /* Working memory for steps of `max_rows` rows in contexts of `max_tokens`, computed by up to `max_threads`. NULL: no memory.
  * `model` and all it points to must outlive the engine. */
-hr_engine *hr_open(const hr_model *model, int32_t max_rows, int32_t max_tokens, int32_t max_threads);
-int32_t hr_compute(hr_engine *engine, const hr_step *step, int32_t threads); /* one caller at a time */
-void hr_close(hr_engine *engine);
+HR_PUBLIC hr_engine *hr_open(const hr_model *model, int32_t max_rows, int32_t max_tokens, int32_t max_threads);
+HR_PUBLIC int32_t hr_compute(hr_engine *engine, const hr_step *step, int32_t threads); /* one caller at a time */
+HR_PUBLIC void hr_close(hr_engine *engine);
 
-int64_t hr_block_bytes(int32_t layers, int32_t kv_heads, int32_t head_dim, int32_t kv_dtype);
-const char *hr_isa(void);
-int32_t hr_fused(void); /* whether a multiply-add rounds once; machines that differ in this differ in bits */
+HR_PUBLIC int64_t hr_block_bytes(int32_t layers, int32_t kv_heads, int32_t head_dim, int32_t kv_dtype);
+HR_PUBLIC int32_t hr_version(void);
+HR_PUBLIC const char *hr_isa(void);
+HR_PUBLIC int32_t hr_fused(void); /* whether a multiply-add rounds once; machines that differ in this differ in bits */
 
 #endif

@@ -8,46 +8,143 @@
 
 #include "product.h"
 
-#define PACK_DEPTH 512 /* k of one strip: 32 KiB, which stay in the first or second cache */
+#define PACK_DEPTH 512 /* k of one strip at a time: 32 KiB of packed weights, which stay in a near cache */
+#define PACK_STEP 8    /* k of one transposition */
+#define PACKING_ROWS (TILE_ROWS >= 12 ? 12 : 2) /* rows whose sums fit beside a transposition in progress */
+
+/* 16 rows of one matrix and 16 of the same or another one, `step` bytes from row to row. `ahead`: to what is wanted next. */
+typedef struct {
+    const char *left, *right;
+    int64_t step, ahead;
+} weight_rows;
 
 #if HR_TRANSPOSE
-static inline __m256i two_rows(const char *low, const char *high) {
-    __m128i first = _mm_loadu_si128((const __m128i *)low);
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(first), _mm_loadu_si128((const __m128i *)high), 1);
+
+/* 8 x 8 numbers of 16 bits in each 128-bit lane, transposed in place: three rounds of interleaving. */
+#define INTERLEAVE(type, low16, high16, low32, high32, low64, high64)              \
+    static inline void interleave_##type(type *v) {                                \
+        type pair[8], quad[8];                                                     \
+        for (int i = 0; i < 4; i++) {                                              \
+            pair[i] = low16(v[2 * i], v[2 * i + 1]);                               \
+            pair[i + 4] = high16(v[2 * i], v[2 * i + 1]);                          \
+        }                                                                          \
+        for (int i = 0; i < 4; i++) {                                              \
+            quad[2 * i] = low32(pair[2 * i], pair[2 * i + 1]);                     \
+            quad[2 * i + 1] = high32(pair[2 * i], pair[2 * i + 1]);                \
+        }                                                                          \
+        for (int i = 0; i < 4; i++) {                                              \
+            type top = quad[i + i / 2 * 2], bottom = quad[i + i / 2 * 2 + 2];      \
+            v[2 * i] = low64(top, bottom);                                         \
+            v[2 * i + 1] = high64(top, bottom);                                    \
+        }                                                                          \
+    }
+
+static inline __m128i eight(const char *from) { return _mm_loadu_si128((const __m128i *)from); }
+
+#if defined(__AVX512BW__)
+INTERLEAVE(__m512i, _mm512_unpacklo_epi16, _mm512_unpackhi_epi16, _mm512_unpacklo_epi32, _mm512_unpackhi_epi32,
+           _mm512_unpacklo_epi64, _mm512_unpackhi_epi64)
+
+/* 8 numbers of each of 32 rows, from byte `at` of each, → to[8][32]. */
+static inline __attribute__((always_inline)) void transpose(weight_rows rows, int64_t at, uint16_t *to) {
+    __m512i v[8];
+    for (int i = 0; i < 8; i++) {
+        const char *left = rows.left + at + i * rows.step, *right = rows.right + at + i * rows.step;
+        v[i] = _mm512_castsi128_si512(eight(left));
+        v[i] = _mm512_mask_broadcast_i32x4(v[i], 0x00f0, eight(left + 8 * rows.step));
+        v[i] = _mm512_mask_broadcast_i32x4(v[i], 0x0f00, eight(right));
+        v[i] = _mm512_mask_broadcast_i32x4(v[i], 0xf000, eight(right + 8 * rows.step));
+    }
+    interleave___m512i(v);
+    for (int i = 0; i < 8; i++) _mm512_storeu_si512(to + i * STRIP, v[i]);
+}
+#else
+INTERLEAVE(__m256i, _mm256_unpacklo_epi16, _mm256_unpackhi_epi16, _mm256_unpacklo_epi32, _mm256_unpackhi_epi32,
+           _mm256_unpacklo_epi64, _mm256_unpackhi_epi64)
+
+static inline void transpose_half(const char *from, int64_t step, uint16_t *to) {
+    __m256i v[8];
+    for (int i = 0; i < 8; i++)
+        v[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(eight(from + i * step)), eight(from + (i + 8) * step), 1);
+    interleave___m256i(v);
+    for (int i = 0; i < 8; i++) _mm256_storeu_si256((__m256i *)(to + i * STRIP), v[i]);
 }
 
-/* 16 rows x 8 numbers of 16 bits → 8 x 16, `to` advancing by one strip: two 8 x 8 transpositions side by side. */
-static inline void transpose(const char *const *row, int64_t at, uint16_t *to) {
-    __m256i in[8], pair[8], quad[8];
-    for (int i = 0; i < 8; i++) in[i] = two_rows(row[i] + at, row[i + 8] + at);
-    for (int i = 0; i < 4; i++) {
-        pair[i] = _mm256_unpacklo_epi16(in[2 * i], in[2 * i + 1]);
-        pair[i + 4] = _mm256_unpackhi_epi16(in[2 * i], in[2 * i + 1]);
+static inline __attribute__((always_inline)) void transpose(weight_rows rows, int64_t at, uint16_t *to) {
+    transpose_half(rows.left + at, rows.step, to);
+    transpose_half(rows.right + at, rows.step, to + LANES);
+}
+#endif
+
+/* Asks for what the next strip needs of the same k: the rows of a matrix lie one behind the other. */
+static inline void look_ahead(weight_rows rows, int64_t at) {
+    const int first = at / (PACK_STEP * 2) % 4 * 4;
+    for (int i = first; i < first + 4; i++) {
+        __builtin_prefetch(rows.left + rows.ahead + at + i * rows.step, 0, 2);
+        __builtin_prefetch(rows.right + rows.ahead + at + i * rows.step, 0, 2);
     }
-    for (int i = 0; i < 4; i++) {
-        quad[2 * i] = _mm256_unpacklo_epi32(pair[2 * i], pair[2 * i + 1]);
-        quad[2 * i + 1] = _mm256_unpackhi_epi32(pair[2 * i], pair[2 * i + 1]);
-    }
-    for (int half = 0; half < 2; half++)
-        for (int i = 0; i < 2; i++) {
-            __m256i top = quad[4 * half + i], bottom = quad[4 * half + i + 2];
-            uint16_t *here = to + (4 * half + 2 * i) * STRIP;
-            _mm256_storeu_si256((__m256i *)here, _mm256_unpacklo_epi64(top, bottom));
-            _mm256_storeu_si256((__m256i *)(here + STRIP), _mm256_unpackhi_epi64(top, bottom));
+}
+#endif
+
+/* Numbers k..k+count-1 of each row → to[count][32], of any size, one by one. */
+static void pack_plainly(weight_rows rows, int k, int count, int size, char *to) {
+    for (int i = 0; i < count; i++)
+        for (int r = 0; r < LANES; r++) {
+            const int64_t at = r * rows.step + (int64_t)(k + i) * size;
+            memcpy(to + (i * STRIP + r) * size, rows.left + at, size);
+            memcpy(to + (i * STRIP + r + LANES) * size, rows.right + at, size);
         }
 }
-#endif
 
-/* `count` numbers of each of 16 rows, from byte `at`, → to[count][32] (its first or second half). */
-static void pack_half(const char *const *row, int64_t at, int count, int dtype, char *to) {
-    const int size = size_of(dtype);
-    int k = 0;
 #if HR_TRANSPOSE
-    if (size == 2)
-        for (; k + 8 <= count; k += 8) transpose(row, at + k * size, (uint16_t *)to + k * STRIP);
-#endif
-    for (; k < count; k++)
-        for (int i = 0; i < LANES; i++) memcpy(to + ((int64_t)k * STRIP + i) * size, row[i] + at + (int64_t)k * size, size);
+/* What `tile` does, packing as it goes: the loads and shuffles of one hide behind the sums of the other. `depth` is a multiple of
+ * PACK_STEP; packed weights go to to[depth][32], or all to the same place when nobody needs them again. */
+static inline __attribute__((always_inline)) void packing_tile(const int rows, const int dtype, const float *x, int64_t x_step,
+                                                               weight_rows from, int k, int depth, float *c, int add,
+                                                               uint16_t *to, int keep) {
+    lanes sum[PACKING_ROWS][2];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        sum[r][0] = add ? lanes_load(c + r * STRIP) : lanes_zero();
+        sum[r][1] = add ? lanes_load(c + r * STRIP + LANES) : lanes_zero();
+    }
+    for (int i = 0; i < depth; i += PACK_STEP) {
+        look_ahead(from, (int64_t)(k + i) * 2);
+        transpose(from, (int64_t)(k + i) * 2, to);
+#pragma GCC unroll 8
+        for (int j = 0; j < PACK_STEP; j++) {
+            lanes left = load_weights(to, j * STRIP, dtype), right = load_weights(to, j * STRIP + LANES, dtype);
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; r++) {
+                lanes value = lanes_all(x[r * x_step + i + j]);
+                sum[r][0] = lanes_fma(value, left, sum[r][0]);
+                sum[r][1] = lanes_fma(value, right, sum[r][1]);
+            }
+        }
+        if (keep) to += PACK_STEP * STRIP;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        lanes_store(c + r * STRIP, sum[r][0]);
+        lanes_store(c + r * STRIP + LANES, sum[r][1]);
+    }
 }
+
+/* At most PACKING_ROWS rows. */
+static void packing_multiply(int rows, int dtype, const float *x, int64_t x_step, weight_rows from, int k, int depth, float *c,
+                             int add, uint16_t *to, int keep) {
+#define TILE(n, dtype) packing_tile(n <= PACKING_ROWS ? n : PACKING_ROWS, dtype, x, x_step, from, k, depth, c, add, to, keep)
+#define CASE(n) \
+    case n: \
+        if (dtype == HR_F16) \
+            TILE(n, HR_F16); \
+        else \
+            TILE(n, HR_BF16); \
+        break;
+    switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) }
+#undef CASE
+#undef TILE
+}
+#endif
 
 #endif

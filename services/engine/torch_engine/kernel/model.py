@@ -1,0 +1,178 @@
+"""A mapped checkpoint and a KV memory, as the kernel sees them; one method computes a step.
+
+Must not know sequences, sampling or who holds a block. Invariant: everything that C holds a pointer to is kept alive here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.engine.torch_engine.config import LlamaConfig
+from services.engine.torch_engine.kernel.batch import Batch
+from services.engine.torch_engine.kernel.checkpoint import Mapped
+from services.engine.torch_engine.kernel.library import STRIP, DType, Layer, Library, Linear, Model, Result, Step
+from services.models.errors import ModelError
+
+Floats = NDArray[np.float32]
+
+
+class StopFlag:
+    """Set from any thread, it ends the step that was given it before the next layer."""
+
+    def __init__(self) -> None:
+        self._flag = np.zeros(1, np.int32)
+
+    @property
+    def address(self) -> int:
+        return int(self._flag.ctypes.data)
+
+    def set(self) -> None:
+        self._flag[0] = 1
+
+
+class KernelModel:
+    """`kv`: the bytes of the pool, whole blocks of `library.block_bytes(...)`. Steps have up to `max_rows` rows.
+
+    Raises `ModelError` for a missing or mis-shaped tensor, MemoryError.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        config: LlamaConfig,
+        tensors: Mapping[str, Mapped],
+        kv: NDArray[np.uint8],
+        *,
+        kv_dtype: DType = DType.F16,
+        max_rows: int,
+        max_threads: int,
+    ) -> None:
+        self._library = library
+        self._config = config
+        self._alive: list[object] = [kv, tensors]
+        source = _Source(tensors, self._alive)
+        rope = _rope_tables(config)
+        self._alive += rope
+        embed = source.linear("model.embed_tokens", config.vocab, config.hidden)
+        block_bytes = library.block_bytes(config.layers, config.kv_heads, config.head_dim, kv_dtype)
+        self._layers = (Layer * config.layers)(*(_layer(source, config, number) for number in range(config.layers)))
+        self._model = Model(
+            layers=self._layers,
+            embed=embed.weight,
+            norm=source.norm("model.norm", config.hidden),
+            rope_cos=rope[0].ctypes.data,
+            rope_sin=rope[1].ctypes.data,
+            kv=kv.ctypes.data,
+            head=embed if config.tied else source.linear("lm_head", config.vocab, config.hidden),
+            layer_count=config.layers,
+            hidden=config.hidden,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            intermediate=config.intermediate,
+            vocab=config.vocab,
+            context=config.context,
+            embed_dtype=embed.dtype,
+            kv_dtype=kv_dtype,
+            blocks=kv.nbytes // block_bytes,
+            eps=config.eps,
+        )
+        self._handle: int | None = library.open(
+            self._model, max_rows=max_rows, max_tokens=config.context, max_threads=max_threads
+        )
+
+    def compute(self, batch: Batch, stop: StopFlag, threads: int) -> Floats | None:
+        """Logits [sampled rows, vocab], the batch's KV written; None when `stop` was set before all layers were done.
+
+        Raises ValueError for an id, position, block or row out of range.
+        """
+        if self._handle is None:
+            raise ValueError("the model is closed")
+        width = -(-self._config.vocab // STRIP) * STRIP
+        logits = np.empty((len(batch.sampled), width), np.float32)
+        step = Step(
+            ids=batch.ids.ctypes.data,
+            positions=batch.positions.ctypes.data,
+            tables=batch.tables.ctypes.data,
+            spans=batch.spans.ctypes.data,
+            sampled=batch.sampled.ctypes.data,
+            logits=logits.ctypes.data,
+            stop=stop.address,
+            logits_step=width,
+            rows=len(batch.ids),
+            table_length=len(batch.tables),
+            span_count=len(batch.spans),
+            sampled_count=len(batch.sampled),
+        )
+        result = self._library.compute(self._handle, step, threads)
+        if result is Result.REFUSED:
+            raise ValueError("the step names a row, token, position or block that does not exist")
+        return None if result is Result.STOPPED else logits[:, : self._config.vocab]
+
+    def close(self) -> None:
+        """Ends its threads; no step may be running."""
+        if self._handle is not None:
+            self._library.close(self._handle)
+            self._handle = None
+
+
+class _Source:
+    """Tensors by name, checked, as the kernel's structures; small ones are copied as float32 into `alive`."""
+
+    def __init__(self, tensors: Mapping[str, Mapped], alive: list[object]) -> None:
+        self._tensors = tensors
+        self._alive = alive
+
+    def linear(self, name: str, outputs: int, inputs: int) -> Linear:
+        weight = self._take(f"{name}.weight", (outputs, inputs))
+        bias = self._floats(f"{name}.bias", outputs) if f"{name}.bias" in self._tensors else None
+        return Linear(weight.address, bias, outputs, inputs, weight.dtype)
+
+    def norm(self, name: str, width: int) -> int:
+        return self._floats(f"{name}.weight", width)
+
+    def norm_if_any(self, name: str, width: int) -> int | None:
+        return self.norm(name, width) if f"{name}.weight" in self._tensors else None
+
+    def _floats(self, name: str, width: int) -> int:
+        copy = self._take(name, (width,)).as_float32()
+        self._alive.append(copy)
+        return int(copy.ctypes.data)
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> Mapped:
+        if name not in self._tensors:
+            raise ModelError(f"the weights lack {name}")
+        found = self._tensors[name]
+        if found.shape != shape:
+            raise ModelError(f"{name} has shape {list(found.shape)} where the configuration asks for {list(shape)}")
+        return found
+
+
+def _layer(source: _Source, config: LlamaConfig, number: int) -> Layer:
+    prefix, hidden, dim = f"model.layers.{number}", config.hidden, config.head_dim
+    queries, keys = config.heads * dim, config.kv_heads * dim
+    return Layer(
+        attention_norm=source.norm(f"{prefix}.input_layernorm", hidden),
+        query_norm=source.norm_if_any(f"{prefix}.self_attn.q_norm", dim),
+        key_norm=source.norm_if_any(f"{prefix}.self_attn.k_norm", dim),
+        mlp_norm=source.norm(f"{prefix}.post_attention_layernorm", hidden),
+        query=source.linear(f"{prefix}.self_attn.q_proj", queries, hidden),
+        key=source.linear(f"{prefix}.self_attn.k_proj", keys, hidden),
+        value=source.linear(f"{prefix}.self_attn.v_proj", keys, hidden),
+        output=source.linear(f"{prefix}.self_attn.o_proj", hidden, queries),
+        gate=source.linear(f"{prefix}.mlp.gate_proj", config.intermediate, hidden),
+        up=source.linear(f"{prefix}.mlp.up_proj", config.intermediate, hidden),
+        down=source.linear(f"{prefix}.mlp.down_proj", hidden, config.intermediate),
+    )
+
+
+def _rope_tables(config: LlamaConfig) -> Sequence[Floats]:
+    """cos and sin [context, head_dim / 2]; the angles are float32 products, as checkpoints were trained with."""
+    steps = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    frequencies = np.float32(1.0) / np.float32(config.rope_theta) ** steps
+    angles = np.arange(config.context, dtype=np.float32)[:, None] * frequencies
+    return [np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)]
+

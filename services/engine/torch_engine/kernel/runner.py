@@ -1,0 +1,58 @@
+"""Runs the kernel's steps in one thread of its own, and draws the tokens.
+
+Invariant: the thread reads nothing of a sequence and holds no GIL while the kernel computes; the event loop looks for cancelled
+rows every 10 ms, and a step whose rows are all cancelled ends before its next layer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from services.engine.runner import Outcome
+from services.engine.sampling import Draw, sample
+from services.engine.scheduler import Chunk, Step
+from services.engine.torch_engine.kernel.batch import Batch, build_batch
+from services.engine.torch_engine.kernel.model import KernelModel, StopFlag
+
+_LOOK_S = 0.01
+
+
+class KernelRunner:
+    """`threads`: how many cores one step uses. `eos_ids` are not drawn before a choice has its `min_tokens`."""
+
+    def __init__(self, model: KernelModel, *, threads: int, eos_ids: frozenset[int]) -> None:
+        self._model = model
+        self._threads = threads
+        self._eos_ids = eos_ids
+        self._thread = ThreadPoolExecutor(1, "engine")
+
+    async def execute(self, step: Step) -> Sequence[Outcome] | None:
+        stop = StopFlag()
+        draws = [self._draw(chunk) if chunk.samples else None for chunk in step.chunks]
+        computing = asyncio.get_running_loop().run_in_executor(self._thread, self._compute, build_batch(step), draws, stop)
+        try:
+            while not (await asyncio.wait({computing}, timeout=_LOOK_S))[0]:
+                if all(chunk.sequence.cancelled for chunk in step.chunks):
+                    stop.set()
+        finally:
+            stop.set()  # nobody waits for this step any more
+        return computing.result()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
+        self._model.close()
+
+    def _draw(self, chunk: Chunk) -> Draw:
+        sequence = chunk.sequence
+        banned = sequence.enders(self._eos_ids) if sequence.generated < sequence.sampling.min_tokens else frozenset()
+        return Draw(sequence.sampling, sequence.choice, sequence.generated, tuple(banned))
+
+    def _compute(self, batch: Batch, draws: Sequence[Draw | None], stop: StopFlag) -> Sequence[Outcome] | None:
+        """In the thread."""
+        logits = self._model.compute(batch, stop, self._threads)
+        if logits is None:
+            return None
+        drawn = iter(sample(logits, [draw for draw in draws if draw is not None]))
+        return [None if draw is None else next(drawn) for draw in draws]

@@ -1,0 +1,83 @@
+"""Finds, builds and tries the kernel; then the parts of an engine that computes with it.
+
+Invariant: a machine without a working kernel is told so in one line, and never left without an engine.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.engine.torch_engine.config import LlamaConfig
+from services.engine.torch_engine.kernel import memory
+from services.engine.torch_engine.kernel.checkpoint import map_checkpoint
+from services.engine.torch_engine.kernel.compiler import KernelUnavailable, build, find_compiler
+from services.engine.torch_engine.kernel.library import VERSION, Library
+from services.engine.torch_engine.kernel.model import KernelModel
+from services.engine.torch_engine.kernel.runner import KernelRunner
+from services.engine.torch_engine.kernel.selftest import is_exact
+from services.kv.pool import BlockPool
+from services.kv.prefix import PrefixCache
+from services.models.store import ModelFiles
+from services.settings import WorkerSettings
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """`exact`: what the self-test found."""
+
+    library: Library
+    exact: bool
+
+    @property
+    def numerics(self) -> str:
+        """What changes bits: not the instruction set, only whether a multiply-add rounds once."""
+        return f"float32 kernel {VERSION} {'fused' if self.library.fused else 'unfused'}"
+
+
+def load_kernel(folder: Path) -> Kernel | None:
+    """The kernel built into `folder`, some seconds when it is not there yet; None when it cannot be had, which is logged."""
+    try:
+        library = Library(build(folder, find_compiler()))
+    except KernelUnavailable as error:
+        _log.warning("no CPU kernel, so pure torch computes, slower and not exactly the same in every batch: %s", error)
+        return None
+    exact = is_exact(library)
+    if not exact:
+        _log.warning("the CPU kernel (%s) failed its self-test: its results depend on the batch here", library.isa)
+    return Kernel(library, exact)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What `StepEngine` needs and `EngineInfo` says. `tokens`: how many the pool holds."""
+
+    runner: KernelRunner
+    pool: BlockPool
+    tokens: int
+
+
+def assemble(
+    kernel: Kernel,
+    files: ModelFiles,
+    config: LlamaConfig,
+    settings: WorkerSettings,
+    *,
+    prefix: PrefixCache | None,
+    eos_ids: frozenset[int],
+) -> Parts:
+    """Maps the weights and makes the KV memory. Raises `ModelError`, `SettingsError`."""
+    kv = memory.allocate(kernel.library, config, settings, prefix)
+    model = KernelModel(
+        kernel.library,
+        config,
+        map_checkpoint(files.safetensors),
+        kv.content,
+        kv_dtype=memory.DTYPE,
+        max_rows=settings.step_tokens + settings.max_batch,
+        max_threads=settings.threads,
+    )
+    return Parts(KernelRunner(model, threads=settings.threads, eos_ids=eos_ids), kv.pool, kv.tokens)

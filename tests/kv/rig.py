@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Literal
@@ -15,6 +16,7 @@ from services.kv.holders import HandoffHolder, Holder, RunHolder
 from services.kv.pool import BlockPool
 from services.kv.transfer.auto import TransferKind, transfer_client
 from services.kv.transfer.interface import Outcome, TransferClient, TransferLimits, TransferServer
+from services.kv.transfer.mapped import MappedReader
 from services.kv.transfer.memory import MemoryTransferClient, MemoryTransferServer
 from services.kv.transfer.server import SocketTransferServer
 
@@ -104,6 +106,21 @@ async def rig(carrier: Carrier, *, block_bytes: int = 4096, limits: TransferLimi
     finally:
         async with asyncio.timeout(5):
             await made.server.close()
+
+
+class PausingReader(MappedReader):
+    """Waits, mapped and granted, until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.granted, self.go = asyncio.Event(), asyncio.Event()
+
+    async def receive(
+        self, sock: socket.socket, ticket: Ticket, block_bytes: int, blocks: Sequence[BlockRef], into: Sequence[memoryview]
+    ) -> None:
+        self.granted.set()
+        await self.go.wait()
+        await super().receive(sock, ticket, block_bytes, blocks, into)
 
 
 class Proxy:

@@ -1,0 +1,62 @@
+"""A process that offers blocks of its pool, for tests that stop and kill it. Says one line: ticket, blocks, their bytes' digest.
+
+Argument: how many blocks. It lives until it is ended, or until its offer has ended: then it says how, and leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+import sys
+
+import msgspec
+import xxhash
+
+from schemas.handoff import BlockRef, Ticket
+from services.clock import SystemClock
+from services.kv import memory
+from services.kv.holders import HandoffHolder, Holder, RunHolder
+from services.kv.pool import BlockPool
+from services.kv.transfer.interface import Outcome
+from services.kv.transfer.server import SocketTransferServer
+
+BLOCK_BYTES = 1 << 16
+COMPAT = "kv-compat"
+
+
+class Line(msgspec.Struct):
+    """What the process says first."""
+
+    ticket: Ticket
+    blocks: list[BlockRef]
+    digest: int
+
+
+def read_line(text: bytes) -> Line:
+    return msgspec.msgpack.decode(base64.b64decode(text), type=Line)
+
+
+async def main(count: int) -> None:
+    own = memory.allocate(count * BLOCK_BYTES)
+    own.view[:] = random.Random(1).randbytes(count * BLOCK_BYTES)
+    pool = BlockPool(count, block_bytes=BLOCK_BYTES, memory=own.view, fd=own.fd)
+    ended: asyncio.Queue[Outcome] = asyncio.Queue()
+
+    def on_done(holder: Holder, outcome: Outcome) -> None:
+        ended.put_nowait(outcome)
+
+    server = SocketTransferServer(pool, clock=SystemClock(), on_done=on_done)
+    await server.start("127.0.0.1", 0)
+    await server.share()
+    slots = pool.allocate(RunHolder(1), count)
+    pool.transfer(RunHolder(1), HandoffHolder(1), expires=SystemClock().monotonic() + 1)
+    blocks = [BlockRef(slot=slot, generation=pool.generation(slot)) for slot in slots]
+    digest = xxhash.xxh3_64_intdigest(b"".join(pool.view(slot) for slot in slots))
+    line = Line(server.offer(HandoffHolder(1), kv_compat=COMPAT), blocks, digest)
+    print(base64.b64encode(msgspec.msgpack.encode(line)).decode(), flush=True)
+    print(await ended.get(), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1])))

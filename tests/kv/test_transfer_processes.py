@@ -1,0 +1,136 @@
+"""The transfer between real processes: an owner that is killed, stopped, or woken after its leases ran out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import xxhash
+
+from services.kv.transfer.auto import TransferKind, transfer_client
+from services.kv.transfer.client import SocketTransferClient
+from services.kv.transfer.interface import ConnectionLost, FetchTimeout, TransferLimits
+from tests.kv.owner import BLOCK_BYTES, COMPAT, Line, read_line
+from tests.kv.rig import PausingReader
+from tests.waiting import until
+
+COUNT = 24
+KINDS: list[TransferKind] = ["tcp", "shm"]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory is Linux's")
+
+
+@asynccontextmanager
+async def owner() -> AsyncIterator[tuple[Process, Line]]:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.kv.owner", str(COUNT), stdout=PIPE)
+    assert process.stdout is not None
+    try:
+        yield process, read_line(await asyncio.wait_for(process.stdout.readline(), 20))
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def outcome(process: Process) -> bytes:
+    assert process.stdout is not None
+    return (await asyncio.wait_for(process.stdout.readline(), 20)).strip()
+
+
+def room() -> list[memoryview]:
+    return [memoryview(bytearray(BLOCK_BYTES)) for _ in range(COUNT)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_blocks_of_another_process_arrive_whole(kind: TransferKind) -> None:
+    async with owner() as (process, line):
+        client, into = transfer_client(kind), room()
+        fetched = await client.fetch(line.ticket, line.blocks, into, kv_compat=COMPAT, timeout=10)
+        assert await fetched.release()
+        assert xxhash.xxh3_64_intdigest(b"".join(into)) == line.digest
+        assert await outcome(process) == b"released"
+        client.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_owner_killed_before_the_release_confirms_nothing(kind: TransferKind) -> None:
+    async with owner() as (process, line):
+        client = transfer_client(kind)
+        fetched = await client.fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=10)
+        process.kill()
+        await process.wait()
+        assert not await fetched.release()
+        client.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_owner_killed_before_the_fetch_is_a_lost_connection(kind: TransferKind) -> None:
+    async with owner() as (process, line):
+        process.kill()
+        await process.wait()
+        with pytest.raises(ConnectionLost):
+            await transfer_client(kind).fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_frozen_owner_costs_the_fetch_its_time_and_no_more(kind: TransferKind) -> None:
+    async with owner() as (process, line):
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(FetchTimeout):
+            await transfer_client(kind).fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=0.3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_owner_that_froze_past_the_lease_confirms_nothing_when_it_wakes(kind: TransferKind) -> None:
+    async with owner() as (process, line):
+        client = transfer_client(kind, TransferLimits(release_s=0.2, renew_s=100.0))
+        fetched = await client.fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=10)
+        process.send_signal(signal.SIGSTOP)
+        assert not await fetched.release()
+        await asyncio.to_thread(_past_the_lease)
+        process.send_signal(signal.SIGCONT)
+        assert await outcome(process) in (b"expired", b"lost")
+        client.close()
+
+
+def _past_the_lease() -> None:
+    """The lease of a stopped process runs on real time."""
+    time.sleep(TransferLimits().lease_s)
+
+
+async def test_memory_whose_owner_is_killed_stays_readable_until_the_copy_ends_and_is_let_go() -> None:
+    async with owner() as (process, line):
+        reader = PausingReader()
+        memory = await reader.memory(line.ticket)
+        client, into = SocketTransferClient([reader]), room()
+        fetch = asyncio.create_task(client.fetch(line.ticket, line.blocks, into, kv_compat=COMPAT, timeout=10))
+        await asyncio.wait_for(reader.granted.wait(), 5)
+        process.kill()
+        await process.wait()
+        await until(lambda: not reader.attached)
+        assert memory[0] == memory[0], "no SIGBUS: the pages live as long as a mapping"
+        reader.go.set()
+        with pytest.raises(ConnectionLost):
+            await fetch
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="becoming another user needs root")
+async def test_another_user_of_the_host_is_turned_away() -> None:
+    async with owner() as (_, line):
+        script = (
+            "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); "
+            "s.connect('\\0' + sys.argv[1]); print(s.recv(1))"
+        )
+        stranger = await asyncio.create_subprocess_exec(sys.executable, "-c", script, line.ticket.local, stdout=PIPE)
+        said, _ = await asyncio.wait_for(stranger.communicate(), 20)
+        assert said.strip() == b"b''", "closed, with nothing said"
+        client = transfer_client("shm")
+        fetched = await client.fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=10)
+        assert await fetched.release()
+        client.close()

@@ -26,7 +26,7 @@ def build_engine(files: ModelFiles, settings: Settings, clock: Clock) -> DecodeE
         return build_scripted(files, settings, clock)
     from services.engine.torch_engine.build import build
 
-    return build(files, settings.worker, clock)
+    return build(files, settings.worker, clock, kernels=settings.home_dir / "kernels")
 
 
 def build_scripted(files: ModelFiles, settings: Settings, clock: Clock) -> StepEngine:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from services.engine.scheduler import Chunk, Step
-from services.engine.torch_engine.memory import BLOCK_TOKENS
+from services.engine.torch_engine.pool_size import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

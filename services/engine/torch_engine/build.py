@@ -11,11 +11,10 @@ from services.clock import Clock
 from services.engine.core import StepEngine
 from services.engine.protocol import EngineInfo
 from services.engine.scheduler import ChunkedScheduler
-from services.engine.torch_engine import memory
+from services.engine.torch_engine.backend import Backend
 from services.engine.torch_engine.config import LlamaConfig, load_config
-from services.engine.torch_engine.model import Llama
-from services.engine.torch_engine.runner import TorchRunner
-from services.engine.torch_engine.weights import load_weights
+from services.engine.torch_engine.kernel.start import load_kernel
+from services.engine.torch_engine.pool_size import BLOCK_TOKENS
 from services.kv.hashing import kv_compat
 from services.kv.prefix_cache import prefix_cache
 from services.models.errors import ModelError
@@ -26,23 +25,20 @@ NAME = "torch"
 VERSION = "1"
 """Raised when a change makes other bits of the same weights and ids."""
 
-# Pure torch promises no bitwise equality: a matrix product's summation order follows its number of rows.
-CAPABILITIES = Capabilities(seed=True, logprobs=True, min_p=True, exact_resume=False)
 
+def build(files: ModelFiles, settings: WorkerSettings, clock: Clock, *, kernels: Path | None = None) -> StepEngine:
+    """The engine for one model: the C kernel's, built into the folder `kernels`, or pure torch without it.
 
-def build(files: ModelFiles, settings: WorkerSettings, clock: Clock) -> StepEngine:
-    """The engine for one model. Takes seconds: it reads all weights.
-
-    Raises `ModelError` for a model that is not supported or damaged, `SettingsError` for too little KV memory.
+    Takes seconds when there is something to compile or to read. Raises `ModelError` for a model that is not supported or
+    damaged, `SettingsError` for too little KV memory.
     """
     config = load_config(files.config)
     eos_ids = read_eos_ids(files.folder)
-    kv = memory.allocate(config, settings, prefix_cache(enabled=settings.prefix_cache))
-    model = Llama(config, load_weights(files.safetensors, config), kv.tensor)
+    backend = _backend(files, config, settings, eos_ids, kernels)
     return StepEngine(
-        info=_info(files, config, settings, min(config.context, kv.tokens), eos_ids),
-        pool=kv.pool,
-        runner=TorchRunner(model, threads=settings.threads, eos_ids=eos_ids),
+        info=_info(files, config, settings, backend, eos_ids),
+        pool=backend.pool,
+        runner=backend.runner,
         scheduler=ChunkedScheduler(
             max_batch=settings.max_batch, max_tokens=settings.step_tokens, target_s=settings.step_target_s
         ),
@@ -50,8 +46,20 @@ def build(files: ModelFiles, settings: WorkerSettings, clock: Clock) -> StepEngi
     )
 
 
+def _backend(
+    files: ModelFiles, config: LlamaConfig, settings: WorkerSettings, eos_ids: frozenset[int], kernels: Path | None
+) -> Backend:
+    prefix = prefix_cache(enabled=settings.prefix_cache)
+    kernel = load_kernel(kernels) if kernels is not None else None
+    if kernel is not None:
+        return kernel.assemble(files, config, settings, prefix=prefix, eos_ids=eos_ids)
+    from services.engine.torch_engine.pure import assemble  # loads torch, which the kernel does without
+
+    return assemble(files, config, settings, prefix=prefix, eos_ids=eos_ids)
+
+
 def _info(
-    files: ModelFiles, config: LlamaConfig, settings: WorkerSettings, context_length: int, eos_ids: frozenset[int]
+    files: ModelFiles, config: LlamaConfig, settings: WorkerSettings, backend: Backend, eos_ids: frozenset[int]
 ) -> EngineInfo:
     return EngineInfo(
         name=NAME,
@@ -60,18 +68,18 @@ def _info(
         weights=files.weights,
         kv_compat=kv_compat(
             weights=files.weights,
-            kv_dtype="float32",
-            block_tokens=memory.BLOCK_TOKENS,
-            layout=memory.LAYOUT,
+            kv_dtype=backend.kv_dtype,
+            block_tokens=BLOCK_TOKENS,
+            layout=backend.layout,
             engine=NAME,
             engine_version=VERSION,
-            numerics="float32",
+            numerics=backend.numerics,
             parallelism="1",
         ),
-        capabilities=CAPABILITIES,
-        context_length=context_length,
+        capabilities=Capabilities(seed=True, logprobs=True, min_p=True, exact_resume=backend.exact),
+        context_length=min(config.context, backend.tokens),
         vocab_size=config.vocab,
-        block_tokens=memory.BLOCK_TOKENS,
+        block_tokens=BLOCK_TOKENS,
         eos_ids=eos_ids,
         step_tokens=settings.step_tokens,
         max_batch=settings.max_batch,

@@ -6,25 +6,21 @@ handoff. Must not know who holds a block. Invariant: the tensor and the pool's m
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from services.engine.torch_engine.config import LlamaConfig
+from services.engine.torch_engine.pool_size import BLOCK_TOKENS, blocks_that_fit
 from services.kv import memory as kv_memory
 from services.kv.pool import BlockPool
 from services.kv.prefix import PrefixCache
 from services.settings import SettingsError, WorkerSettings
 
-BLOCK_TOKENS = 16
 LAYOUT = "block,layer,kv,token,head,dim"
 DTYPE = torch.float32
-_FEWEST_BLOCKS = 64
 _MB = 2**20
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +41,10 @@ def allocate(config: LlamaConfig, settings: WorkerSettings, prefix: PrefixCache 
     block_bytes = DTYPE.itemsize
     for extent in shape:
         block_bytes *= extent
-    blocks = _count(config, settings, block_bytes)
+    blocks = blocks_that_fit(config, settings, block_bytes)
     try:
         memory = kv_memory.allocate(blocks * block_bytes)
     except (OSError, OverflowError) as error:
         raise SettingsError(f"no memory for {blocks} KV blocks ({blocks * block_bytes // _MB} MB): {error}") from None
     tensor = torch.frombuffer(memory.view, dtype=DTYPE).view(blocks, *shape)
     return KVMemory(tensor, BlockPool(blocks, block_bytes=block_bytes, memory=memory.view, fd=memory.fd, prefix=prefix))
-
-
-def _count(config: LlamaConfig, settings: WorkerSettings, block_bytes: int) -> int:
-    """How many blocks; too few for one whole context is allowed, down to 64 blocks, and shortens what the engine promises."""
-    blocks = settings.kv_blocks or settings.kv_memory_mb * _MB // block_bytes
-    whole = -(-config.context // BLOCK_TOKENS)
-    fewest = min(whole, _FEWEST_BLOCKS)
-    if blocks < fewest:
-        key = "kv_blocks" if settings.kv_blocks else "kv_memory_mb"
-        needed = f"{fewest} KV blocks, {-(-fewest * block_bytes // _MB)} MB"
-        raise SettingsError(f"worker.{key}: room for {blocks} blocks of {block_bytes} bytes; this model needs at least {needed}")
-    if blocks < whole:
-        _log.warning("%d KV blocks hold %d of the model's %d tokens of context", blocks, blocks * BLOCK_TOKENS, config.context)
-    return blocks

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from services.engine.torch_engine.batch import Batch, Rows, Span
 from services.engine.torch_engine.config import LlamaConfig
-from services.engine.torch_engine.memory import BLOCK_TOKENS
+from services.engine.torch_engine.pool_size import BLOCK_TOKENS
 from services.engine.torch_engine.weights import Layer, Weights
 
 

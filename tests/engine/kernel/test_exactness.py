@@ -81,9 +81,7 @@ def test_every_number_of_decoding_rows(library: Library, half_gqa: tiny.Tiny, ro
 
 
 def test_float32_kv_memory_is_as_exact(library: Library, half_gqa: tiny.Tiny) -> None:
-    with Machine(
-        library, load_config(half_gqa.files.config), tensors_in(half_gqa.files.folder), kv_dtype=DType.F32
-    ) as shared:
+    with Machine(library, load_config(half_gqa.files.config), tensors_in(half_gqa.files.folder), kv_dtype=DType.F32) as shared:
         prompt = tiny.prompt(1, 70)
         alone, sequence = shared.whole(prompt), shared.tokens(prompt)
         for count in (17, 1, 30, 22):
@@ -131,5 +129,3 @@ def test_the_self_test_sees_a_kernel_that_treats_many_rows_differently(tmp_path:
     assert broken != text
     (source / "product.h").write_text(broken)
     assert not is_exact(Library(build(tmp_path, find_compiler(), source=source)))
-
-

@@ -64,7 +64,7 @@ def build(folder: Path, compiler: Compiler, *, target: Sequence[str] = NATIVE, s
 def _digest(source: Path, compiler: Compiler, flags: Sequence[str]) -> str:
     digest = hashlib.sha256(repr((compiler, flags, LINK, _cpu())).encode())
     for file in sorted(source.glob("*.[ch]")):
-        digest.update(file.read_bytes())
+        digest.update(repr((file.name, file.read_bytes())).encode())
     return digest.hexdigest()[:24]
 
 
@@ -72,7 +72,9 @@ def _cpu() -> str:
     """What `-march=native` looks at: a home folder may be shared by machines of several kinds."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as info:
-            lines = [line for line in info.read().split("\n\n")[0].splitlines() if line.startswith(("model name", "flags", "Features"))]
+            lines = [
+                line for line in info.read().split("\n\n")[0].splitlines() if line.startswith(("model name", "flags", "Features"))
+            ]
     except OSError:
         lines = [platform.processor()]
     return "\n".join([platform.machine(), *lines])

@@ -77,8 +77,15 @@ class Library:
         """Raises `KernelUnavailable`."""
         try:
             self._c: Any = ctypes.CDLL(str(path))
-        except OSError as error:
+            self._declare_all()
+        except (OSError, AttributeError) as error:
             raise KernelUnavailable(f"cannot load {path}: {error}") from None
+        if (version := self._c.hr_version()) != VERSION:
+            raise KernelUnavailable(f"{path} is version {version} of the kernel, not {VERSION}")
+        self.isa: str = self._c.hr_isa().decode()
+        self.fused = bool(self._c.hr_fused())
+
+    def _declare_all(self) -> None:
         self._declare("hr_version", c_int32)
         self._declare("hr_isa", ctypes.c_char_p)
         self._declare("hr_fused", c_int32)
@@ -86,10 +93,6 @@ class Library:
         self._declare("hr_open", c_void_p, POINTER(Model), *[c_int32] * 3)
         self._declare("hr_compute", c_int32, c_void_p, POINTER(Step), c_int32)
         self._declare("hr_close", None, c_void_p)
-        if (version := self._c.hr_version()) != VERSION:
-            raise KernelUnavailable(f"{path} is version {version} of the kernel, not {VERSION}")
-        self.isa: str = self._c.hr_isa().decode()
-        self.fused = bool(self._c.hr_fused())
 
     def block_bytes(self, layers: int, kv_heads: int, head_dim: int, dtype: DType) -> int:
         return int(self._c.hr_block_bytes(layers, kv_heads, head_dim, dtype))

@@ -36,7 +36,7 @@ class StopFlag:
 class KernelModel:
     """`kv`: the bytes of the pool, whole blocks of `library.block_bytes(...)`. Steps have up to `max_rows` rows.
 
-    Raises `ModelError` for a missing or mis-shaped tensor, MemoryError.
+    Raises `ModelError` for a missing, an unknown or a mis-shaped tensor, MemoryError.
     """
 
     def __init__(
@@ -59,14 +59,17 @@ class KernelModel:
         embed = source.linear("model.embed_tokens", config.vocab, config.hidden)
         block_bytes = library.block_bytes(config.layers, config.kv_heads, config.head_dim, kv_dtype)
         self._layers = (Layer * config.layers)(*(_layer(source, config, number) for number in range(config.layers)))
+        norm = source.norm("model.norm", config.hidden)
+        head = embed if config.tied else source.linear("lm_head", config.vocab, config.hidden)
+        source.refuse_unused(config.tied)
         self._model = Model(
             layers=self._layers,
             embed=embed.weight,
-            norm=source.norm("model.norm", config.hidden),
+            norm=norm,
             rope_cos=rope[0].ctypes.data,
             rope_sin=rope[1].ctypes.data,
             kv=kv.ctypes.data,
-            head=embed if config.tied else source.linear("lm_head", config.vocab, config.hidden),
+            head=head,
             layer_count=config.layers,
             hidden=config.hidden,
             heads=config.heads,
@@ -125,6 +128,7 @@ class _Source:
     def __init__(self, tensors: Mapping[str, Mapped], alive: list[object]) -> None:
         self._tensors = tensors
         self._alive = alive
+        self._used: set[str] = set()
 
     def linear(self, name: str, outputs: int, inputs: int) -> Linear:
         weight = self._take(f"{name}.weight", (outputs, inputs))
@@ -137,12 +141,20 @@ class _Source:
     def norm_if_any(self, name: str, width: int) -> int | None:
         return self.norm(name, width) if f"{name}.weight" in self._tensors else None
 
+    def refuse_unused(self, tied: bool) -> None:
+        """What the model has and the kernel would leave out makes other answers; but for copies of what is computed anyway."""
+        ignored = {"lm_head.weight"} if tied else set()
+        unused = sorted(name for name in self._tensors.keys() - self._used - ignored if not name.endswith("rotary_emb.inv_freq"))
+        if unused:
+            raise ModelError(f"the weights hold what this model does not have: {unused[0]} and {len(unused) - 1} more")
+
     def _floats(self, name: str, width: int) -> int:
         copy = self._take(name, (width,)).as_float32()
         self._alive.append(copy)
         return int(copy.ctypes.data)
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Mapped:
+        self._used.add(name)
         if name not in self._tensors:
             raise ModelError(f"the weights lack {name}")
         found = self._tensors[name]
@@ -175,4 +187,3 @@ def _rope_tables(config: LlamaConfig) -> Sequence[Floats]:
     frequencies = np.float32(1.0) / np.float32(config.rope_theta) ** steps
     angles = np.arange(config.context, dtype=np.float32)[:, None] * frequencies
     return [np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)]
-

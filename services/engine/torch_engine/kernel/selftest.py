@@ -72,7 +72,9 @@ def _batch(step: Sequence[Piece]) -> Batch:
     return Batch(
         ids=np.concatenate([ids[number, first : first + count] for number, first, count in step]).astype(np.int32),
         positions=np.concatenate([np.arange(first, first + count) for _, first, count in step]).astype(np.int32),
-        spans=np.array([(end - count, count, number * width) for (number, _, count), end in zip(step, ends, strict=True)], np.int32),
+        spans=np.array(
+            [(end - count, count, number * width) for (number, _, count), end in zip(step, ends, strict=True)], np.int32
+        ),
         tables=np.array(_TABLES, np.int32).ravel(),
         sampled=(ends - 1).astype(np.int32),
     )

@@ -9,6 +9,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.engine.torch_engine.backend import Backend
 from services.engine.torch_engine.config import LlamaConfig
 from services.engine.torch_engine.kernel import memory
 from services.engine.torch_engine.kernel.checkpoint import map_checkpoint
@@ -17,7 +18,6 @@ from services.engine.torch_engine.kernel.library import VERSION, Library
 from services.engine.torch_engine.kernel.model import KernelModel
 from services.engine.torch_engine.kernel.runner import KernelRunner
 from services.engine.torch_engine.kernel.selftest import is_exact
-from services.kv.pool import BlockPool
 from services.kv.prefix import PrefixCache
 from services.models.store import ModelFiles
 from services.settings import WorkerSettings
@@ -32,10 +32,36 @@ class Kernel:
     library: Library
     exact: bool
 
-    @property
-    def numerics(self) -> str:
-        """What changes bits: not the instruction set, only whether a multiply-add rounds once."""
-        return f"float32 kernel {VERSION} {'fused' if self.library.fused else 'unfused'}"
+    def assemble(
+        self,
+        files: ModelFiles,
+        config: LlamaConfig,
+        settings: WorkerSettings,
+        *,
+        prefix: PrefixCache | None,
+        eos_ids: frozenset[int],
+    ) -> Backend:
+        """Maps the weights and makes the KV memory. Raises `ModelError`, `SettingsError`."""
+        kv = memory.allocate(self.library, config, settings, prefix)
+        model = KernelModel(
+            self.library,
+            config,
+            map_checkpoint(files.safetensors),
+            kv.content,
+            kv_dtype=memory.DTYPE,
+            max_rows=settings.step_tokens + settings.max_batch,
+            max_threads=settings.threads,
+        )
+        return Backend(
+            runner=KernelRunner(model, threads=settings.threads, eos_ids=eos_ids),
+            pool=kv.pool,
+            tokens=kv.tokens,
+            kv_dtype="float16",
+            layout=memory.LAYOUT,
+            # Not the instruction set, which changes no bit; only whether a multiply-add rounds once.
+            numerics=f"float32 kernel {VERSION} {'fused' if self.library.fused else 'unfused'}",
+            exact=self.exact,
+        )
 
 
 def load_kernel(folder: Path) -> Kernel | None:
@@ -49,35 +75,3 @@ def load_kernel(folder: Path) -> Kernel | None:
     if not exact:
         _log.warning("the CPU kernel (%s) failed its self-test: its results depend on the batch here", library.isa)
     return Kernel(library, exact)
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What `StepEngine` needs and `EngineInfo` says. `tokens`: how many the pool holds."""
-
-    runner: KernelRunner
-    pool: BlockPool
-    tokens: int
-
-
-def assemble(
-    kernel: Kernel,
-    files: ModelFiles,
-    config: LlamaConfig,
-    settings: WorkerSettings,
-    *,
-    prefix: PrefixCache | None,
-    eos_ids: frozenset[int],
-) -> Parts:
-    """Maps the weights and makes the KV memory. Raises `ModelError`, `SettingsError`."""
-    kv = memory.allocate(kernel.library, config, settings, prefix)
-    model = KernelModel(
-        kernel.library,
-        config,
-        map_checkpoint(files.safetensors),
-        kv.content,
-        kv_dtype=memory.DTYPE,
-        max_rows=settings.step_tokens + settings.max_batch,
-        max_threads=settings.threads,
-    )
-    return Parts(KernelRunner(model, threads=settings.threads, eos_ids=eos_ids), kv.pool, kv.tokens)

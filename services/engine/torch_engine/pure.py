@@ -1,0 +1,30 @@
+"""The engine's parts when torch computes. Importing this loads torch."""
+
+from __future__ import annotations
+
+from services.engine.torch_engine import memory
+from services.engine.torch_engine.backend import Backend
+from services.engine.torch_engine.config import LlamaConfig
+from services.engine.torch_engine.model import Llama
+from services.engine.torch_engine.runner import TorchRunner
+from services.engine.torch_engine.weights import load_weights
+from services.kv.prefix import PrefixCache
+from services.models.store import ModelFiles
+from services.settings import WorkerSettings
+
+
+def assemble(
+    files: ModelFiles, config: LlamaConfig, settings: WorkerSettings, *, prefix: PrefixCache | None, eos_ids: frozenset[int]
+) -> Backend:
+    """Reads all weights. Raises `ModelError`, `SettingsError`."""
+    kv = memory.allocate(config, settings, prefix)
+    model = Llama(config, load_weights(files.safetensors, config), kv.tensor)
+    return Backend(
+        runner=TorchRunner(model, threads=settings.threads, eos_ids=eos_ids),
+        pool=kv.pool,
+        tokens=kv.tokens,
+        kv_dtype="float32",
+        layout=memory.LAYOUT,
+        numerics="float32",
+        exact=False,  # a matrix product's order of summation follows its number of rows
+    )

@@ -69,10 +69,15 @@ class Frames(Message, frozen=True, omit_defaults=True, kw_only=True, tag="frames
 
 
 class DigestEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Where a run stands: `last` holds (choice, index of its last token)."""
+    """Where a run stands: `last` holds (choice, index of its last token).
+
+    By `attempt` and `hop` an edge that never heard *owned* of this run adopts or refuses it.
+    """
 
     run: int
     job: str
+    attempt: int
+    hop: int
     state: State
     last: tuple[tuple[int, int], ...] = ()
 

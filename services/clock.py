@@ -45,7 +45,7 @@ class ManualClock:
 
 @dataclass(slots=True)
 class LoopClock:
-    """The time of the running event loop, which a simulation may have made; `epoch` and `drift` (s/s) are this process's error."""
+    """The time of the running event loop, which a simulation may have made; `epoch` and `drift` (s/s) are a process's error."""
 
     loop: asyncio.AbstractEventLoop
     epoch: float = 1_700_000_000.0

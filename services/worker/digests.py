@@ -40,4 +40,4 @@ async def send_digests(bus: Bus, subjects: Subjects, runs: RunTable) -> None:
 
 def _entry(run: Run) -> DigestEntry:
     last = tuple((choice, output.index) for choice, output in run.last.items())
-    return DigestEntry(run=run.id, job=run.job.job, state=run.state, last=last)
+    return DigestEntry(run=run.id, job=run.job.job, attempt=run.job.attempt, hop=run.hop, state=run.state, last=last)

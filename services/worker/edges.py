@@ -1,6 +1,7 @@
 """Which edges live, and how their clocks differ from ours.
 
-Owns what was heard of each edge. Invariant: no edge is called silent because our own connection was down, or just came back.
+Owns what was heard of each edge. Invariant: no edge is called silent because our own connection was down, or just came back, or
+because the bus seems to carry nobody.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from dataclasses import dataclass
 from schemas.job import Deadlines
 from schemas.state import EdgeBeat
 from services.bus.interface import Bus
+from services.bus.silence import SILENT_S, patience
 from services.clock import Clock
 
-SILENT_S = 3.0
 _FORGET_S = 120.0
 
 
@@ -51,13 +52,15 @@ class EdgeWatch:
         self._dead[edge] = self._clock.monotonic()
 
     def gone(self, edge: str) -> bool:
-        """Dead, left or silent for 3 s."""
+        """Dead, left or silent for 3 s (10 s when others fell silent with it)."""
         if edge in self._dead:
             return True
         if self._bus.down_for() > 0 or self._bus.steady_for() < SILENT_S:
             return False
-        known = self._edges.get(edge)
-        return known is not None and self._clock.monotonic() - known.heard > SILENT_S
+        known, now = self._edges.get(edge), self._clock.monotonic()
+        if known is None or now - known.heard <= SILENT_S:
+            return False
+        return now - known.heard > patience(known.heard, [other.heard for other in self._edges.values()], now)
 
     def remaining(self, edge: str, deadlines: Deadlines, limit: float) -> float:
         """Seconds until `limit` after the stamp, by our clock."""

@@ -20,18 +20,21 @@ from schemas.reply import OWNED, Event, Frame
 from schemas.state import Cause, Death, EdgeBeat, Role
 from schemas.subjects import Subjects
 from services.bus.interface import Bus, Msg
+from services.bus.silence import SILENT_S
 from services.bus.typed import Refusals, listen, send
 from services.clock import Clock
 from services.engine.protocol import Engine, StepReport, TokenOutput
 from services.telemetry.metrics import Metrics
 from services.worker.beats import Beats
-from services.worker.edges import SILENT_S, EdgeWatch
+from services.worker.edges import EdgeWatch
 from services.worker.outbox import Outbox
 from services.worker.replay import ReplayRing
 from services.worker.runs import Run, RunTable
 
 _log = logging.getLogger(__name__)
 SWEEP_S = 0.25
+CUT_OFF_S = 10.0
+"""While our connection is down runs go on into the replay ring; after this their edges have gone on without us."""
 
 RunHook = Callable[[Run], None]
 
@@ -82,7 +85,7 @@ class Worker:
         remaining = self.edges.remaining(job.edge, job.deadlines, job.deadlines.total)
         admitted = Run(run, job, hop, state, self.clock.monotonic() + remaining, stop, partner)
         self.runs.admit(admitted)
-        self._event(admitted, state, reason=OWNED, weights=self.engine.info.weights)
+        self._event(admitted, state, reason=OWNED)
         self.outbox.flush()
         self.beats.changed()
         return admitted
@@ -215,9 +218,12 @@ class Worker:
             now = self.clock.monotonic()
             if self.bus.steady_for() >= SILENT_S:  # reservations are renewed over the bus
                 self.engine.pool.expire(now)
+            cut_off = self.bus.down_for() > CUT_OFF_S
             for run in self.runs:
                 if run.deadline <= now:
                     self.drop(run, State.EXPIRED, "total_deadline")
+                elif cut_off and not run.job.detached:
+                    self.drop(run, State.CANCELLED, "cut_off")
             self._drop_jobs_of_gone_edges()
             self.runs.sweep()
             self.ring.sweep()
@@ -274,7 +280,7 @@ class Worker:
         self._run_left.set()
         self.beats.changed()
 
-    def _event(self, run: Run, state: State, *, reason: str = "", error_code: str = "", weights: str = "") -> None:
+    def _event(self, run: Run, state: State, *, reason: str = "", error_code: str = "") -> None:
         event = Event(
             run=run.id,
             job=run.job.job,
@@ -283,7 +289,7 @@ class Worker:
             state=state,
             reason=reason,
             error_code=error_code,
-            weights=weights,
+            weights=self.engine.info.weights,  # in each, because *owned* may be lost
         )
         self.outbox.event(run.job.reply_to, event)
 

@@ -114,7 +114,7 @@ async def test_a_lost_tail_shows_in_the_digest(cluster: Cluster) -> None:
     handle = cluster.edge.start(draft())
     job = await cluster.submitted(1)
     cluster.tokens(DECODE, job, RUN, 0, [5])
-    entry = DigestEntry(run=RUN, job=job.job, state=State.DECODING, last=((0, 1),))
+    entry = DigestEntry(run=RUN, job=job.job, attempt=1, hop=2, state=State.DECODING, last=((0, 1),))
     cluster.digest(DECODE, Digest(process=DECODE, runs=(entry,)))
     await until(cluster.replays)
     cluster.tokens(DECODE, job, RUN, 1, [6], finish=FinishReason.STOP)

@@ -1,4 +1,4 @@
-"""python -m tests.simulation [--first N] [--seeds N] [--kinds kill,pause,…] [--log]: many seeds on every core, or one in words."""
+"""python -m tests.simulation [--first N] [--seeds N] [--kinds kill,pause,…] [--log]: many seeds on every core, or one told."""
 
 from __future__ import annotations
 

@@ -30,6 +30,8 @@ class Record:
     tokens: list[int] = field(default_factory=list)
     outcome: str = ""
     wrong: str = ""
+    received: int = 0
+    stalled: float = 0.0
 
     def take(self, tokens: list[int], finish: FinishReason | None) -> None:
         begin = len(self.tokens)

@@ -1,6 +1,7 @@
 """A cluster on the virtual loop: starts processes, and does to them what a plan says.
 
-Owns every node that ever ran. Each kind of `Fault` is the method of that name. A host process plays the supervisor that sees deaths.
+Owns every node that ever ran. Each kind of `Fault` is the method of that name. A host process plays the supervisor that sees
+deaths.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Cluster:
         self.plan = plan
         self._random = Random(f"cluster {plan.seed}")
         self.network = Network(loop, Random(f"network {plan.seed}"))
-        self.wires = Wires(self.network, Random(f"wires {plan.seed}"))
+        self.wires = Wires(self.network, Random(f"wires {plan.seed}"), plan.engine.block_s)
         self.queue = MemoryWorkQueue(clock=LoopClock(loop))
         self.nodes: dict[str, Node] = {}
         """The newest start of each name."""

@@ -23,6 +23,8 @@ UNWANTED_S = 0.5 + 0.1 + TICK_S
 IN_ANY_CASE_S = 15.0 + 0.5
 LEASE_S = 3.0 + 0.25 + 0.1 + 2 * TICK_S
 BUS_RULE_S = 10.0
+STALL_S = 5.0
+"""A lost owner is given up after 3 s; then a submit, a placement, a prefill."""
 LATE_S = 0.2
 _SETTLED_S = 0.5
 
@@ -62,8 +64,11 @@ class Watch:
                 for run in node.worker.runs:
                     self._judge_run(node, run, seen)
         self._wrongs = {key: wrong for key, wrong in self._wrongs.items() if key in seen}
+        well = self._well()
         for record in self._records:
-            self._judge_client(record)
+            if not record.outcome:
+                self._judge_progress(record, well)
+                self._judge_client(record)
 
     # ledgers
 
@@ -153,6 +158,25 @@ class Watch:
                 wrong.heard = True
 
     # clients
+
+    def _judge_progress(self, record: Record, well: int | None) -> None:
+        """A job that was owned goes on when there is somebody to go on with it."""
+        received = record.job.received()
+        if well is None or received != record.received or not record.job.owned or not self._undisturbed(record.node):
+            record.received, record.stalled = received, 0.0
+            return
+        record.stalled += TICK_S
+        if record.stalled > STALL_S + (BUS_RULE_S if well > 1 else 0.0):
+            raise Violation(f"client {record.number} stands still with {received} tokens for {record.stalled:.1f} s")
+
+    def _well(self) -> int | None:
+        """How many processes are not well; None when what is left of the cluster cannot serve."""
+        if not self._cluster.network.weather.calm:
+            return None
+        newest = self._cluster.nodes.values()
+        well = [node.name[0] for node in newest if node.alive and not node.stop.is_set() and self._undisturbed(node, 2.0)]
+        serves = "r" in well and ("b" in well or "d" in well)
+        return len(newest) - len(well) if serves else None
 
     def _judge_client(self, record: Record) -> None:
         if record.wrong:

@@ -1,7 +1,7 @@
 """An event loop whose time is a number: it jumps to the next timer when nothing is ready, and sleeps never.
 
-Owns the order of everything: no threads, no sockets, no wall clock. Invariant: a callback belongs to the process in whose context it
-was scheduled, and runs only while that process does; what a paused one misses waits for it, in order.
+Owns the order of everything: no threads, no sockets, no wall clock. Invariant: a callback belongs to the process in whose context
+it was scheduled, and runs only while that process does; what a paused one misses waits for it, in order.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """What lies between the processes: delay, loss, doubles, disorder, cut links.
 
-Owns the fate of each message on the in-memory bus (`MemoryBroker.deliver`), and the trace of what arrived. Invariant: messages from
-one connection to another keep their order, unless the weather says otherwise.
+Owns the fate of each message on the in-memory bus (`MemoryBroker.deliver`), and the trace of what arrived. Invariant: messages
+from one connection to another keep their order, unless the weather says otherwise.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum

@@ -1,4 +1,4 @@
-"""The processes of a cluster, composed as their services compose them; only the bus, the queue and the transfers are simulated."""
+"""The processes of a cluster, composed as their services compose them; only bus, queue and transfers are simulated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from schemas.errors import HeadraceError
 from schemas.state import Capabilities, Role
 from schemas.subjects import Subjects
 from services.bus.memory import MemoryBus
@@ -105,15 +104,6 @@ async def serve_worker(node: Node, role: Role, shape: Engine, wires: Wires) -> N
     finally:
         for server in servers:
             await server.close()
-
-
-async def life(node: Node, serve: Callable[[Node], object]) -> None:
-    """`serve` again and again until the bus is there at all, as a supervisor would start it."""
-    try:
-        await serve(node)  # type: ignore[misc]
-    except HeadraceError:
-        if not node.stop.is_set():
-            raise
 
 
 class NoRegistry:

@@ -14,6 +14,8 @@ _BUSY = {Overloaded.code, QueueExpired.code}
 
 def judge(record: Record, plan: Plan) -> None:
     """Raises `Violation` for an end that nothing excuses. What was once owned is resumed, whatever fails."""
+    if record.wrong:
+        raise Violation(f"client {record.number}: {record.wrong}")
     allowed = set(_ITS_OWN)
     if not record.job.owned:
         allowed |= _BUSY

@@ -1,6 +1,7 @@
 """What a seed decides: the cluster, its clients, what goes wrong and when. A pure function of the seed.
 
-Times are seconds from the start. After `QUIET_S` nothing goes wrong any more, so that what was broken can be seen to heal.
+Times are seconds from the start. Work and faults come close together, so that they meet; steps are slow, so that much is in
+flight while little has to be simulated.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from schemas.job import Sampling, Tier
 from tests.simulation.network import Weather
 from tests.simulation.reference import VOCAB
 
-QUIET_S = 14.0
+FIRST_S = 1.5
+"""When the first client comes: every process has started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Engine:
     max_batch: int
     prefill_token_s: float
     decode_step_s: float
+    block_s: float
+    """What the transfer of one block takes, beside the way there and back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +85,11 @@ def plan(seed: int, kinds: tuple[str, ...] = ()) -> Plan:
     edges, routers = _few(random), _few(random)
     prefill, decode, both = _few(random), _few(random), int(random.random() < 0.25)
     engine = Engine(
-        blocks=random.choice((28, 40, 64)),
+        blocks=random.choice((40, 64)),
         max_batch=random.choice((2, 4, 8)),
-        prefill_token_s=random.choice((0.0005, 0.002)),
-        decode_step_s=random.choice((0.01, 0.03)),
+        prefill_token_s=random.choice((0.001, 0.005)),
+        decode_step_s=random.choice((0.02, 0.04, 0.06)),
+        block_s=random.choice((0.0, 0.0, 0.01, 0.1)),
     )
     names = Plan(seed, edges, routers, prefill, decode, both, engine, (), (), (), (), ()).names
     return Plan(
@@ -95,7 +100,7 @@ def plan(seed: int, kinds: tuple[str, ...] = ()) -> Plan:
         decode,
         both,
         engine,
-        clients=tuple(_client(random, edges) for _ in range(random.randint(12, 30))),
+        clients=tuple(_client(random, edges) for _ in range(random.randint(8, 24))),
         faults=tuple(sorted(_faults(random, names, kinds or tuple(_FAULTS)), key=lambda fault: fault.at)),
         storms=tuple(_storms(random)) if not kinds or "storm" in kinds else (),
         wall_offsets=tuple(random.choice((0.0, random.uniform(-2.0, 2.0))) for _ in names),
@@ -109,13 +114,13 @@ def _few(random: Random) -> int:
 
 def _client(random: Random, edges: int) -> Client:
     length = random.choice((random.randint(1, 12), random.randint(1, 60)))
-    stops = tuple(random.sample(VOCAB, 6)) if random.random() < 0.3 else ()
+    stops = tuple(random.sample(VOCAB, 6)) if random.random() < 0.2 else ()
     gives_up = random.random()
     return Client(
-        at=random.uniform(1.5, 1.5 + random.choice((1.0, 8.0))),
+        at=FIRST_S + random.uniform(0.0, random.choice((0.5, 4.0))),
         edge=random.randrange(edges),
         prompt=tuple(random.choice(VOCAB) for _ in range(length)),
-        sampling=Sampling(seed=random.getrandbits(64), max_tokens=random.choice((1, 3, 12, 40)), stop_token_ids=stops),
+        sampling=Sampling(seed=random.getrandbits(64), max_tokens=random.choice((1, 4, 20, 80)), stop_token_ids=stops),
         tier=random.choice(list(Tier)),
         lane=random.randrange(16),
         queue_s=random.choice((1.5, 8.0)),
@@ -128,17 +133,19 @@ def _client(random: Random, edges: int) -> Client:
 
 def _storms(random: Random) -> list[tuple[float, float, Weather]]:
     storms = []
+    begins = FIRST_S
     for _ in range(random.choice((0, 1, 1, 2))):
-        begins = random.uniform(1.0, QUIET_S - 2.0)
-        ends = min(QUIET_S, begins + random.uniform(0.5, 8.0))
+        begins += random.uniform(0.0, 2.0)
+        ends = begins + random.uniform(0.2, 3.0)
         weather = Weather(
-            loss=random.choice((0.0, 0.02, 0.08)),
-            double=random.choice((0.0, 0.05)),
+            loss=random.choice((0.0, 0.02, 0.1, 0.3)),
+            double=random.choice((0.0, 0.05, 0.2)),
             disorder=random.choice((0.0, 0.0, 0.05)),
-            spike=random.choice((0.0, 0.03)),
+            spike=random.choice((0.0, 0.03, 0.1)),
             spike_s=random.choice((0.05, 0.4)),
         )
         storms.append((begins, ends, weather))
+        begins = ends
     return storms
 
 
@@ -146,11 +153,11 @@ def _faults(random: Random, names: list[str], kinds: tuple[str, ...]) -> list[Fa
     known = [kind for kind in _FAULTS if kind in kinds]
     if not known:
         return []
-    return [_FAULTS[random.choice(known)](random, names) for _ in range(random.choice((0, 1, 2, 3, 5)))]
+    return [_FAULTS[random.choice(known)](random, names) for _ in range(random.choice((0, 1, 2, 3, 5, 8)))]
 
 
 def _when(random: Random) -> float:
-    return random.uniform(1.6, 10.0)
+    return FIRST_S + random.uniform(0.0, 6.0)
 
 
 def _kill(random: Random, names: list[str]) -> Fault:

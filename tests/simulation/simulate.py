@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from tests.simulation.client import Record, ask
 from tests.simulation.cluster import Cluster
-from tests.simulation.invariants import IN_ANY_CASE_S, TICK_S, Violation, Watch
 from tests.simulation.errors import errors_noticed
+from tests.simulation.invariants import IN_ANY_CASE_S, TICK_S, Violation, Watch
 from tests.simulation.leftovers import Leftovers
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.network import CALM

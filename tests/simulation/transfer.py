@@ -1,12 +1,13 @@
 """KV transfers between simulated processes: the book of offers behind connections that can be slow, silent or lost.
 
-Owns the connections. Each side's part runs in its own process, so a paused server serves nothing; a killed one ends its connections.
+Owns the connections. Each side's part runs in its own process: a paused server serves nothing, a killed one ends its connections.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from random import Random
 from types import TracebackType
 from typing import Any, Self
@@ -22,15 +23,19 @@ from services.kv.transfer.offers import Offer, OfferBook
 from tests.simulation.loop import Process
 from tests.simulation.network import Network, State
 
+_RESEND_S = 0.05
+
 
 class Wires:
     """All transfer connections of a cluster."""
 
-    def __init__(self, network: Network, random: Random) -> None:
+    def __init__(self, network: Network, random: Random, block_s: float) -> None:
         self.network = network
+        self.block_s = block_s
         self.random = random
         self.servers: dict[str, Server] = {}
         self._open: dict[Connection, None] = {}
+        self._nobody = copy_context()
 
     def open(self, client: Process, server: Server) -> Connection:
         connection = Connection(self, client, server)
@@ -51,9 +56,11 @@ class Wires:
                 connection.broken()
 
     def pass_over(self, source: Process, target: Process, call: Callable[[], object]) -> None:
-        """`call` runs in `target` after the way there; never, when a link on it does not pass."""
+        """`call` runs in `target` after the way there; when a link on it does not pass, TCP sends again until it does."""
         if all(self.network.link(process.id).state is State.OPEN for process in (source, target)):
             self.network.loop.call_later(self.network.latency(), call, context=target.context)
+        else:
+            self.network.loop.call_later(_RESEND_S, self.pass_over, source, target, call, context=self._nobody)
 
 
 class Connection:
@@ -68,7 +75,7 @@ class Connection:
         self._waiting: set[asyncio.Future[Any]] = set()
 
     async def ask(self, call: Callable[[], Any]) -> Any:
-        """Raises what `call` raises (a TransferError), `ConnectionLost`. Waits for ever when the link is silent."""
+        """Raises what `call` raises (a TransferError), `ConnectionLost`."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def serve() -> None:
@@ -85,7 +92,10 @@ class Connection:
         self._waiting.add(answer)
         self._wires.pass_over(self.client, self.server.process, serve)
         try:
-            result = await answer
+            async with asyncio.timeout(DEFAULT_LIMITS.lease_s):
+                result = await answer
+        except TimeoutError:
+            raise ConnectionLost("a server that is silent for the length of a lease has lost the offer") from None
         finally:
             self._waiting.discard(answer)
         if isinstance(result, TransferError):
@@ -173,7 +183,7 @@ class Client:
                 fetched = Fetched(connection)
                 try:
                     for block, view in zip(blocks, into, strict=True):
-                        await _copy(connection, block.slot, view)
+                        await _copy(connection, block.slot, view, self._wires.block_s)
                 except BaseException:
                     await fetched.close()
                     raise
@@ -222,7 +232,7 @@ class Fetched:
             self._connection.tell(self._connection.server.book.renew)
 
 
-async def _copy(connection: Connection, slot: int, view: memoryview) -> None:
+async def _copy(connection: Connection, slot: int, view: memoryview, block_s: float) -> None:
     book, pool, offer = connection.server.book, connection.server.pool, connection.offer
     assert offer is not None
 
@@ -231,6 +241,7 @@ async def _copy(connection: Connection, slot: int, view: memoryview) -> None:
             raise ConnectionLost("the offer ended while its blocks were on their way")
         return bytes(pool.view(slot)), pool.checksum(slot)
 
+    await asyncio.sleep(block_s)
     data, checksum = await connection.ask(read)
     view[:] = data
     if xxhash.xxh3_64_intdigest(view) != checksum:

@@ -18,6 +18,7 @@ from schemas.reply import Event, Frame
 from services.edge.jobs.choice import ChoiceTokens
 from services.edge.jobs.draft import Delta, Draft
 from services.edge.jobs.mailbox import Mailbox
+from services.edge.jobs.peers import Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,12 @@ class ActiveJob:
         self.deaths = 0
         self.cached_tokens = 0
         self.attempt = 0
+        self.word = Word("", 0.0, 0)
+        """The last one about the adopted run, whoever said it."""
         self.final = False
         """The owner said FINISHED: every choice has its finish, here or in the owner's replay ring."""
+        self.ended = False
+        """A digest said that the run has ended; the event that says how was lost."""
         self._edge = edge
         self._reply_to = reply_to
         self._stamp = stamp
@@ -64,7 +69,7 @@ class ActiveJob:
         self.hop = 0
         self.processes: dict[int, str] = {}
         self.over: asyncio.Future[AttemptEnd | None] = asyncio.get_running_loop().create_future()
-        self.final = False
+        self.final = self.ended = False
         for choice in self.choices:
             choice.forget_unseen()
 
@@ -183,6 +188,11 @@ class ActiveJob:
             for index, choice in enumerate(self.choices)
             if choice.behind or (self.final and choice.finish is None)
         )
+
+    @property
+    def wanting(self) -> bool:
+        """The owner has said something that is not here."""
+        return self.ended or any(choice.behind or (self.final and choice.finish is None) for choice in self.choices)
 
     def expect(self, last: Iterable[tuple[int, int]]) -> None:
         """The owner has sent tokens up to these (choice, index)."""

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from schemas.errors import Unavailable
 from schemas.lifecycle import State
 from schemas.reply import Digest, Event, Frame, Frames
-from schemas.state import Death, QueueReport
+from schemas.state import Cause, Death, QueueReport
 from services.bus.interface import Msg
 from services.edge.jobs.active import ActiveJob, AttemptEnd
 from services.edge.jobs.ends import end_of
 from services.edge.jobs.models import ModelBoard
+from services.edge.jobs.peers import Peers, Word
 from services.edge.jobs.recovery import Recovery
 from services.edge.jobs.strangers import Strangers
 from services.edge.jobs.timing import Timing
@@ -30,6 +31,7 @@ class Inbox:
         strangers: Strangers,
         recovery: Recovery,
         board: ModelBoard,
+        peers: Peers,
         timing: Timing,
     ) -> None:
         self._jobs = jobs
@@ -37,25 +39,26 @@ class Inbox:
         self._strangers = strangers
         self._recovery = recovery
         self._board = board
+        self._peers = peers
         self._timing = timing
 
     def on_reply(self, reply: Frames | Digest, msg: Msg) -> None:
         if type(reply) is Digest:
-            self._digest(reply)
+            self._digest(reply, self._peers.worker(reply.process, digest=True), msg.reply)
             return
         assert type(reply) is Frames
+        word = self._peers.worker(reply.process)
         for frame in reply.frames:
-            self._frame(frame, reply.process, msg.reply)
+            self._frame(frame, word, msg.reply)
         for event in reply.events:
-            self._event(event, reply.process, msg.reply)
+            self._event(event, word, msg.reply)
 
-    def _frame(self, frame: Frame, process: str, control: str) -> None:
+    def _frame(self, frame: Frame, word: Word, control: str) -> None:
         job = self._jobs.get(frame.job)
         if job is None or not job.adopts(frame.attempt, frame.run):
             self._strangers.refuse(frame.run, frame.job, control)
             return
-        if frame.hop > job.hop:
-            self._owned(job, frame.hop, process)
+        self._heard(job, frame.hop, word)
         if job.take(frame):
             job.mailbox.wake()
             if frame.finish is not None and job.complete:
@@ -63,14 +66,14 @@ class Inbox:
         else:
             self._recovery.ask(job)
 
-    def _event(self, event: Event, process: str, control: str) -> None:
+    def _event(self, event: Event, word: Word, control: str) -> None:
         job = self._jobs.get(event.job)
         if event.hop == 0:
             self._router_event(event, job)
         elif job is not None and job.adopts(event.attempt, event.run):
             if event.hop < job.hop and event.state.terminal:
                 return  # somebody further on owns the run
-            self._owned(job, event.hop, process)
+            self._heard(job, event.hop, word)
             job.reach(event)
             if event.state is State.FINISHED and not job.complete and not job.closed:
                 job.final = True
@@ -87,30 +90,44 @@ class Inbox:
             if event.state.terminal:
                 job.end_attempt(end_of(event))
 
-    def _owned(self, job: ActiveJob, hop: int, process: str) -> None:
-        job.own(hop, process)
-        if job.closed:
-            self._wire.cancel_owners(job)
-        else:
-            job.mailbox.wake()
+    def _heard(self, job: ActiveJob, hop: int, word: Word) -> None:
+        """The adopted run is alive at `hop`, as its process just said."""
+        if hop < job.hop:
+            return  # somebody further on owns the run
+        job.word = word
+        if hop > job.hop:
+            job.own(hop, word.process)
+            if job.closed:
+                self._wire.cancel_owners(job)
+            else:
+                job.mailbox.wake()
 
-    def _digest(self, digest: Digest) -> None:
-        """The tail of a run that is missing here is asked for, if it does not come by itself."""
+    def _digest(self, digest: Digest, word: Word, control: str) -> None:
+        """What it says and we have not heard is asked for, if it does not come by itself."""
         for entry in digest.runs:
             job = self._jobs.get(entry.job)
-            if job is not None and job.run == entry.run and job.hop:
+            if job is None or not job.adopts(entry.attempt, entry.run):
+                if not entry.state.terminal:
+                    self._strangers.refuse(entry.run, entry.job, control)
+                continue
+            self._heard(job, entry.hop, word)
+            if entry.hop == job.hop:
                 job.final = job.final or entry.state is State.FINISHED
+                job.ended = job.ended or entry.state.terminal
                 job.expect(entry.last)
-                if job.missing():
+                if job.wanting:
                     self._recovery.ask(job, self._timing.repeat_s)
 
     def on_queue_report(self, report: QueueReport, _: Msg) -> None:
         self._board.hear(report)
+        self._peers.router(report.router)
 
     def on_death(self, death: Death, _: Msg) -> None:
-        if not death.cause.proven:
+        """Who left ended its runs before; what it said of them may have been lost."""
+        if death.cause is Cause.DISCONNECTED:
             return
+        self._peers.gone(death.process)
         for job in self._jobs.values():
             if not job.over.done() and job.in_charge == death.process:
-                job.deaths += 1 if job.hop else 0
+                job.deaths += bool(job.hop) and death.cause.proven
                 job.end_attempt(AttemptEnd("death", Unavailable("A worker failed.", retry_after=1.0)))

@@ -38,7 +38,7 @@ class JobLife:
         while True:
             received = job.received()
             end = await self._attempt(job, router)
-            if end is None:
+            if end is None or job.complete:  # what was still on its way may have completed it
                 return
             if end.alive and job.run:
                 self._wire.cancel_owners(job)
@@ -47,6 +47,8 @@ class JobLife:
             router = self._another_router(job) if end.kind == "router_silent" else ""
             if end.kind not in ("death", "router_silent") and job.received() == received:
                 await asyncio.sleep(self._random.uniform(*self._timing.pace_s))
+                if job.complete:
+                    return
             job.next_attempt()
 
     async def _attempt(self, job: ActiveJob, router: str) -> AttemptEnd | None:

@@ -1,4 +1,4 @@
-"""Tokens that were lost on the way: the owner is asked to repeat them, each 100 ms, until they are here or it is given up.
+"""What was lost on the way, tokens or the end of a run: its owner is asked to repeat it, each 100 ms, until it is here or given up.
 
 Owns the timers of these requests. Invariant: time in which our own connection is down, or has just come back, is not held against
 an owner.
@@ -32,8 +32,7 @@ class Recovery:
             self._tick(job, job.attempt, job.received(), 0.0)
 
     def _tick(self, job: ActiveJob, attempt: int, received: int, stalled: float) -> None:
-        missing = job.missing()
-        if job.closed or job.attempt != attempt or job.over.done() or not missing:
+        if job.closed or job.attempt != attempt or job.over.done() or not job.wanting:
             self._active.discard((job.id, attempt))
             return
         if job.received() > received:
@@ -42,7 +41,7 @@ class Recovery:
             self._active.discard((job.id, attempt))
             job.end_attempt(AttemptEnd("gap", InternalError("Tokens were lost and could not be computed again."), alive=True))
             return
-        self._wire.replay(job, missing)
+        self._wire.replay(job, job.missing())
         if self._wire.bus.steady_for() >= self._timing.settle_s:
             stalled += self._timing.repeat_s
         asyncio.get_running_loop().call_later(self._timing.repeat_s, self._tick, job, attempt, received, stalled)

@@ -32,10 +32,12 @@ from services.edge.jobs.handle import JobHandle
 from services.edge.jobs.inbox import Inbox
 from services.edge.jobs.life import JobLife
 from services.edge.jobs.models import ModelBoard
+from services.edge.jobs.peers import Peers
 from services.edge.jobs.recovery import Recovery
 from services.edge.jobs.strangers import Strangers
 from services.edge.jobs.submission import Submission
 from services.edge.jobs.timing import Timing
+from services.edge.jobs.vigil import Vigil
 from services.edge.jobs.wire import Wire
 from services.telemetry.metrics import Metrics
 
@@ -67,7 +69,9 @@ class Supervisor:
         self._jobs: dict[str, ActiveJob] = {}
         strangers = Strangers(self._wire, clock, self._timing.repeat_s)
         recovery = Recovery(self._wire, self._timing)
-        self._inbox = Inbox(self._jobs, self._wire, strangers, recovery, self.models, self._timing)
+        peers = Peers(clock)
+        self._vigil = Vigil(self._jobs, peers, bus, clock, self._timing)
+        self._inbox = Inbox(self._jobs, self._wire, strangers, recovery, self.models, peers, self._timing)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: dict[str, Callable[[], None]] = {}
         self._subscriptions: list[Subscription] = []
@@ -98,6 +102,7 @@ class Supervisor:
             await listen(self._bus, subjects.dead_any(), Death, self._inbox.on_death, refusals=self._refusals),
         ]
         self._spawn(self._beats.run())
+        self._spawn(self._vigil.run())
 
     async def close(self, timeout: float) -> None:
         """Cancel what still runs, wait for it at most `timeout` seconds, say goodbye."""

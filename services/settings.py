@@ -89,7 +89,7 @@ class WorkerSettings(_Section):
     step_tokens: int = Field(512, gt=0)
     step_target_s: float = Field(0.06, gt=0)
     threads: int = Field(1, gt=0)
-    transfer: Literal["auto", "shm", "tcp"] = "auto"
+    transfer: Literal["auto", "shm", "tcp", "nixl"] = "auto"
     transfer_host: str = "127.0.0.1"
     transfer_advertise: str = ""
     drain_timeout_s: float = Field(30.0, gt=0)

@@ -16,7 +16,7 @@ from services.clock import SystemClock
 from services.decode.decode import Decode
 from services.engine.build import build_engine
 from services.kv.holders import Holder
-from services.kv.transfer.auto import transfer_client
+from services.kv.transfer.auto import nixl_agent, open_carriers, transfer_client
 from services.kv.transfer.interface import Outcome
 from services.kv.transfer.server import SocketTransferServer
 from services.models.store import ModelStore
@@ -28,15 +28,16 @@ from services.worker.worker import Worker
 
 
 async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Event) -> None:
-    """One worker of `role` until `stop` is set. Raises `ModelError`, `BusUnavailable`, OSError: why it cannot serve."""
+    """One worker of `role` until `stop` is set. Raises `ModelError`, `SettingsError`, `BusUnavailable`, OSError: why it cannot serve."""
     clock, metrics = SystemClock(), Metrics.null()
+    nixl = nixl_agent(settings.worker.transfer)
+    client = transfer_client(settings.worker.transfer, nixl)
     files = ModelStore(settings.home_dir).open(settings.model, weights=settings.worker.engine != "scripted")
     engine = build_engine(files, settings, clock)
     login = Credentials(settings.nats.user, settings.nats.password)
     bus = await connect(settings.nats.url, process=process, role=role, credentials=login, metrics=metrics)
     worker = Worker(bus, Subjects(settings.nats.prefix), engine, role, clock, metrics)
     phases: list[Phase] = []
-    client = transfer_client(settings.worker.transfer)
     servers: list[SocketTransferServer] = []
     if role is not Role.DECODE:
 
@@ -49,8 +50,7 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
         phases.append(Decode(worker, engine, client).start)
     for server in servers:
         await server.start(settings.worker.transfer_host, 0, advertise=settings.worker.transfer_advertise)
-        if settings.worker.transfer in ("auto", "shm"):
-            await server.share()
+        await open_carriers(server, settings.worker.transfer, nixl)
     refusals = Refusals(metrics, clock)
     registry = KvRegistry(JetStream(bus), WORKERS_BUCKET)
     service = Service(bus, f"headrace-{role}", "0.1.0", f"Headrace {role} worker", {"model": settings.model})
@@ -60,4 +60,6 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
         for server in servers:
             await server.close()
         client.close()
+        if nixl is not None:
+            nixl.close()
         await bus.drain(2.0)

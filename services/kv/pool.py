@@ -38,13 +38,18 @@ class BlockPool(BlockLedger):
         self._memory = None if memory is None else memory.cast("B")
         self._checksums: dict[int, tuple[int, int]] = {}  # block: (generation, digest)
 
-    def view(self, block: int) -> memoryview:
-        """The `block_bytes` bytes of `block`, writable if the memory is. Raises LedgerError without memory."""
+    @property
+    def memory(self) -> memoryview:
+        """The bytes of all blocks. Raises LedgerError without memory."""
         if self._memory is None:
             raise LedgerError("this pool only accounts; it has no memory")
+        return self._memory
+
+    def view(self, block: int) -> memoryview:
+        """The `block_bytes` bytes of `block`, writable if the memory is. Raises LedgerError without memory."""
         if not 0 <= block < self.total:
             raise LedgerError(f"block {block} is outside 0..{self.total - 1}")
-        return self._memory[block * self.block_bytes : (block + 1) * self.block_bytes]
+        return self.memory[block * self.block_bytes : (block + 1) * self.block_bytes]
 
     def checksum(self, block: int) -> int:
         """xxh3_64 of the block, taken once a generation: from then on nobody writes it until it is given out anew."""

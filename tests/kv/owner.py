@@ -1,6 +1,7 @@
 """A process that offers blocks of its pool, for tests that stop and kill it. Says one line: ticket, blocks, their bytes' digest.
 
-Argument: how many blocks. It lives until it is ended, or until its offer has ended: then it says how, and leaves.
+Arguments: how many blocks, and how they may be fetched. It lives until it is ended, or until its offer has
+ended: then it says how, and leaves.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import base64
 import random
 import sys
+from typing import cast
 
 import msgspec
 import xxhash
@@ -18,6 +20,7 @@ from services.clock import SystemClock
 from services.kv import memory
 from services.kv.holders import HandoffHolder, Holder, RunHolder
 from services.kv.pool import BlockPool
+from services.kv.transfer.auto import TransferKind, nixl_agent, open_carriers
 from services.kv.transfer.interface import Outcome
 from services.kv.transfer.server import SocketTransferServer
 
@@ -37,7 +40,7 @@ def read_line(text: bytes) -> Line:
     return msgspec.msgpack.decode(base64.b64decode(text), type=Line)
 
 
-async def main(count: int) -> None:
+async def main(count: int, kind: TransferKind) -> None:
     own = memory.allocate(count * BLOCK_BYTES)
     own.view[:] = random.Random(1).randbytes(count * BLOCK_BYTES)
     pool = BlockPool(count, block_bytes=BLOCK_BYTES, memory=own.view, fd=own.fd)
@@ -48,7 +51,7 @@ async def main(count: int) -> None:
 
     server = SocketTransferServer(pool, clock=SystemClock(), on_done=on_done)
     await server.start("127.0.0.1", 0)
-    await server.share()
+    await open_carriers(server, kind, nixl_agent(kind))
     slots = pool.allocate(RunHolder(1), count)
     pool.transfer(RunHolder(1), HandoffHolder(1), expires=SystemClock().monotonic() + 1)
     blocks = [BlockRef(slot=slot, generation=pool.generation(slot)) for slot in slots]
@@ -59,4 +62,4 @@ async def main(count: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1])))
+    asyncio.run(main(int(sys.argv[1]), cast("TransferKind", sys.argv[2])))

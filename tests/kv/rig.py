@@ -7,24 +7,36 @@ import random
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import cache
 from typing import Literal
+
+import pytest
 
 from schemas.handoff import BlockRef, Ticket
 from services.clock import ManualClock
 from services.kv import memory
 from services.kv.holders import HandoffHolder, Holder, RunHolder
 from services.kv.pool import BlockPool
-from services.kv.transfer.auto import TransferKind, transfer_client
+from services.kv.transfer.auto import TransferKind, open_carriers, transfer_client
+from services.kv.transfer.client import SocketTransferClient
 from services.kv.transfer.interface import Outcome, TransferClient, TransferLimits, TransferServer
 from services.kv.transfer.mapped import MappedReader
 from services.kv.transfer.memory import MemoryTransferClient, MemoryTransferServer
+from services.kv.transfer.nixl_agent import NixlAgent, installed
 from services.kv.transfer.server import SocketTransferServer
 
 COMPAT = "kv-compat"
 FAST = TransferLimits(renew_s=0.01)  # leases run on the ManualClock, renewals on the loop's
 FROZEN = TransferLimits(renew_s=1_000.0)  # a peer that never renews
 BLOCKS = 32
+needs_nixl = pytest.mark.skipif(not installed(), reason="nixl-cu12 is not installed")
 Carrier = TransferKind | Literal["memory"]
+
+
+@cache
+def nixl_agents() -> tuple[NixlAgent, NixlAgent]:
+    """One that lends, one that reads, for all tests: loading takes a second."""
+    return NixlAgent(), NixlAgent()
 
 
 class Rig:
@@ -90,10 +102,10 @@ async def rig(carrier: Carrier, *, block_bytes: int = 4096, limits: TransferLimi
     if carrier != "memory":
         server = SocketTransferServer(made.prefill, clock=made.clock, on_done=made.on_done, limits=limits)
         await server.start("127.0.0.1", 0)
-        if carrier != "tcp":
-            assert await server.share()
+        lending, reading = nixl_agents() if carrier == "nixl" else (None, None)
+        await open_carriers(server, carrier, lending)
         made.server = server
-        made.client, made.frozen = transfer_client(carrier, limits), transfer_client(carrier, FROZEN)
+        made.client, made.frozen = (transfer_client(carrier, reading, each) for each in (limits, FROZEN))
     else:
         network: dict[str, MemoryTransferServer] = {}
         fake = MemoryTransferServer(made.prefill, network, "p1:0", clock=made.clock, on_done=made.on_done, limits=limits)
@@ -104,6 +116,9 @@ async def rig(carrier: Carrier, *, block_bytes: int = 4096, limits: TransferLimi
     try:
         yield made
     finally:
+        for client in (made.client, made.frozen):
+            if isinstance(client, SocketTransferClient):
+                client.close()
         async with asyncio.timeout(5):
             await made.server.close()
 

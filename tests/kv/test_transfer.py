@@ -12,13 +12,13 @@ from schemas.transfer import RefusalReason
 from services.kv.holders import HandoffHolder, RunHolder
 from services.kv.pool import LedgerError
 from services.kv.transfer.interface import ConnectionLost, CorruptBlock, FetchDenied, FetchTimeout, Outcome, TransferError
-from tests.kv.rig import COMPAT, Rig, rig
+from tests.kv.rig import COMPAT, Rig, needs_nixl, rig
 from tests.waiting import until
 
 H1 = HandoffHolder(1)
 
 
-@pytest.fixture(params=["memory", "tcp", "shm"])
+@pytest.fixture(params=["memory", "tcp", "shm", pytest.param("nixl", marks=needs_nixl)])
 async def both(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
     async with rig(request.param) as made:
         yield made

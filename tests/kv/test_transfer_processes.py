@@ -16,19 +16,19 @@ import xxhash
 
 from services.kv.transfer.auto import TransferKind, transfer_client
 from services.kv.transfer.client import SocketTransferClient
-from services.kv.transfer.interface import ConnectionLost, FetchTimeout, TransferLimits
+from services.kv.transfer.interface import DEFAULT_LIMITS, ConnectionLost, FetchTimeout, TransferLimits
 from tests.kv.owner import BLOCK_BYTES, COMPAT, Line, read_line
-from tests.kv.rig import PausingReader
+from tests.kv.rig import PausingReader, needs_nixl, nixl_agents
 from tests.waiting import until
 
 COUNT = 24
-KINDS: list[TransferKind] = ["tcp", "shm"]
+kinds = pytest.mark.parametrize("kind", ["tcp", "shm", pytest.param("nixl", marks=needs_nixl)])
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory is Linux's")
 
 
 @asynccontextmanager
-async def owner() -> AsyncIterator[tuple[Process, Line]]:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.kv.owner", str(COUNT), stdout=PIPE)
+async def owner(kind: TransferKind = "shm") -> AsyncIterator[tuple[Process, Line]]:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.kv.owner", str(COUNT), kind, stdout=PIPE)
     assert process.stdout is not None
     try:
         yield process, read_line(await asyncio.wait_for(process.stdout.readline(), 20))
@@ -43,14 +43,18 @@ async def outcome(process: Process) -> bytes:
     return (await asyncio.wait_for(process.stdout.readline(), 20)).strip()
 
 
+def client_of(kind: TransferKind, limits: TransferLimits = DEFAULT_LIMITS) -> SocketTransferClient:
+    return transfer_client(kind, nixl_agents()[1] if kind == "nixl" else None, limits)
+
+
 def room() -> list[memoryview]:
     return [memoryview(bytearray(BLOCK_BYTES)) for _ in range(COUNT)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@kinds
 async def test_blocks_of_another_process_arrive_whole(kind: TransferKind) -> None:
-    async with owner() as (process, line):
-        client, into = transfer_client(kind), room()
+    async with owner(kind) as (process, line):
+        client, into = client_of(kind), room()
         fetched = await client.fetch(line.ticket, line.blocks, into, kv_compat=COMPAT, timeout=10)
         assert await fetched.release()
         assert xxhash.xxh3_64_intdigest(b"".join(into)) == line.digest
@@ -58,10 +62,10 @@ async def test_blocks_of_another_process_arrive_whole(kind: TransferKind) -> Non
         client.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@kinds
 async def test_an_owner_killed_before_the_release_confirms_nothing(kind: TransferKind) -> None:
-    async with owner() as (process, line):
-        client = transfer_client(kind)
+    async with owner(kind) as (process, line):
+        client = client_of(kind)
         fetched = await client.fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=10)
         process.kill()
         await process.wait()
@@ -69,27 +73,27 @@ async def test_an_owner_killed_before_the_release_confirms_nothing(kind: Transfe
         client.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@kinds
 async def test_an_owner_killed_before_the_fetch_is_a_lost_connection(kind: TransferKind) -> None:
-    async with owner() as (process, line):
+    async with owner(kind) as (process, line):
         process.kill()
         await process.wait()
         with pytest.raises(ConnectionLost):
-            await transfer_client(kind).fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=10)
+            await client_of(kind).fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@kinds
 async def test_a_frozen_owner_costs_the_fetch_its_time_and_no_more(kind: TransferKind) -> None:
-    async with owner() as (process, line):
+    async with owner(kind) as (process, line):
         process.send_signal(signal.SIGSTOP)
         with pytest.raises(FetchTimeout):
-            await transfer_client(kind).fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=0.3)
+            await client_of(kind).fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=0.3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@kinds
 async def test_an_owner_that_froze_past_the_lease_confirms_nothing_when_it_wakes(kind: TransferKind) -> None:
-    async with owner() as (process, line):
-        client = transfer_client(kind, TransferLimits(release_s=0.2, renew_s=100.0))
+    async with owner(kind) as (process, line):
+        client = client_of(kind, TransferLimits(release_s=0.2, renew_s=100.0))
         fetched = await client.fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=10)
         process.send_signal(signal.SIGSTOP)
         assert not await fetched.release()

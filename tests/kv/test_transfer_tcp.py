@@ -111,7 +111,7 @@ async def test_a_cancelled_fetch_frees_both_sides_and_writes_nothing_more() -> N
 
 async def test_a_lost_answer_is_not_an_ok() -> None:
     async with rig("tcp") as made:
-        impatient = transfer_client("tcp", TransferLimits(release_s=0.1))
+        impatient = transfer_client("tcp", limits=TransferLimits(release_s=0.1))
         ticket, blocks = made.offer(1, 1)
         before_answer = len(grant_frame(made)) + 8 + 4096
         async with Proxy(made.server.address, budget=before_answer).running() as address:
@@ -192,7 +192,7 @@ async def test_the_client_says_nothing_after_its_last_word() -> None:
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     ticket = Ticket(address="{}:{}".format(*server.sockets[0].getsockname()), token=b"", expires_s=1.0)
-    fetched = await transfer_client("tcp", FAST).fetch(ticket, [], [], kv_compat=COMPAT, timeout=5)
+    fetched = await transfer_client("tcp", limits=FAST).fetch(ticket, [], [], kv_compat=COMPAT, timeout=5)
     await until(lambda: frame(Keep()) in spoken)
     assert await fetched.release()
     assert spoken.endswith(frame(Keep(done=True)))

@@ -10,6 +10,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 
 T = TypeVar("T")
 
@@ -17,33 +18,29 @@ Opener = Callable[[], Awaitable[tuple[socket.socket, T]]]
 
 
 class Attachments(Generic[T]):
-    """By the name or address of the owner. `on_end` hears of each that ends."""
+    """By the name or address of the owner."""
 
-    def __init__(self, on_end: Callable[[T], None] = lambda attached: None) -> None:
-        self._on_end = on_end
+    def __init__(self) -> None:
         self._open: dict[str, tuple[socket.socket, T]] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # of owners that are being attached
 
     def __len__(self) -> int:
         return len(self._open)
 
     async def get(self, owner: str, attach: Opener[T]) -> T:
         """What is attached of `owner`; `attach` makes it, when nothing is. Raises what `attach` raises."""
-        if owner not in self._open:
-            sock, attached = await attach()
-            if owner in self._open:  # another fetch was faster
-                sock.close()
-                self._on_end(attached)
-            else:
-                self._open[owner] = sock, attached
-                asyncio.get_running_loop().add_reader(sock, self._end, owner)  # it says nothing more, but end of file
-        return self._open[owner][1]
+        async with self._locks.setdefault(owner, asyncio.Lock()):
+            if owner not in self._open:
+                self._open[owner] = await attach()
+                # It says nothing more, except end of file.
+                asyncio.get_running_loop().add_reader(self._open[owner][0], self._end, owner)
+            return self._open[owner][1]
 
     def close(self) -> None:
         for owner in list(self._open):
             self._end(owner)
 
     def _end(self, owner: str) -> None:
-        sock, attached = self._open.pop(owner)
+        sock, _ = self._open.pop(owner)
         asyncio.get_running_loop().remove_reader(sock)
         sock.close()
-        self._on_end(attached)

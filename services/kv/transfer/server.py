@@ -22,6 +22,7 @@ from services.kv.pool import BlockPool
 from services.kv.transfer import local
 from services.kv.transfer.checksums import send_checksums
 from services.kv.transfer.interface import DEFAULT_LIMITS, FetchDenied, OnDone, TransferLimits
+from services.kv.transfer.nixl_agent import NixlAgent
 from services.kv.transfer.offers import Offer, OfferBook
 from services.kv.transfer.stream import send_blocks
 from services.kv.transfer.wire import advertised, receive_frame, send_frame, tune, until_closed
@@ -30,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class SocketTransferServer:
-    """A `TransferServer`. `start` before `offer`. Every server streams; `share` lets readers on this host map the memory."""
+    """A `TransferServer`. `start` before `offer`. It always streams; `share` and `lend` let readers take the bytes themselves."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class SocketTransferServer:
         self._book = OfferBook(pool, clock, limits, random_bytes, on_done, self._cut, self.counts)
         self._address = ""
         self._local = ""
+        self._agent: NixlAgent | None = None
         self._attachable: dict[Carrier, Attached] = {}
         self._listeners: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()  # accepting, watching
@@ -72,9 +74,15 @@ class SocketTransferServer:
         except OSError as error:
             _log.info("KV transfer: no shared memory: %s", error)
             return False
-        self._attachable[Carrier.MAPPED] = Attached(size=self._pool.total * self._pool.block_bytes)
+        self._attachable[Carrier.MAPPED] = Attached(size=self._pool.memory.nbytes)
         self._listen(listener)
         return True
+
+    async def lend(self, agent: NixlAgent) -> None:
+        """Let readers anywhere read the pool's memory through NIXL. Raises NixlError."""
+        self._agent = agent  # what it lent ends with it
+        metadata, base = await agent.lend(self._pool.memory)
+        self._attachable[Carrier.NIXL] = Attached(size=self._pool.memory.nbytes, agent=metadata, base=base)
 
     @property
     def address(self) -> str:

@@ -51,12 +51,20 @@ static void place_phase(hr_engine *e, member *m, int number) {
     int first, end;
     while (team_take(m, e->step->rows, 4, &first, &end))
         for (int r = first; r < end; r++) place_row(e, &e->model.layers[number], number, r);
-    team_finish(m);
+    team_finish(m, e->step->rows);
+}
+
+/* Asks for the keys or values of one head in a block that is wanted soon: blocks lie anywhere, and no hardware guesses where. */
+static inline void ask_for(const hr_engine *e, int32_t block, int64_t head, int64_t numbers, int number) {
+    const char *from = kv_at(e, kv_layer(e, block, number) + head);
+    for (int64_t at = 0; at < numbers * size_of(e->model.kv_dtype); at += 64) __builtin_prefetch(from + at);
 }
 
 /* scores[rows][tokens] of the first `blocks` blocks in `table`, two blocks at a time. */
 static void score(const hr_engine *e, scratch *own, const int32_t *table, int blocks, int64_t head, int rows, int number) {
+    const int64_t numbers = (int64_t)e->model.head_dim * HR_BLOCK_TOKENS;
     for (int b = 0; b < blocks; b += 2) {
+        for (int next = b + 2; next < b + 4 && next < blocks; next++) ask_for(e, table[next], head, numbers, number);
         int64_t left = kv_layer(e, table[b], number) + head;
         int64_t right = b + 1 < blocks ? kv_layer(e, table[b + 1], number) + head : left;
         strip keys = {kv_at(e, left), kv_at(e, right), HR_BLOCK_TOKENS};
@@ -67,7 +75,9 @@ static void score(const hr_engine *e, scratch *own, const int32_t *table, int bl
 
 /* seen[rows][head_dim] = scores[rows][tokens] times the values of `tokens` tokens. */
 static void gather(const hr_engine *e, scratch *own, const int32_t *table, int tokens, int64_t head, int rows, int number) {
+    const int64_t numbers = (int64_t)e->padded * HR_BLOCK_TOKENS;
     for (int t = 0; t < tokens; t += HR_BLOCK_TOKENS) {
+        if (t + HR_BLOCK_TOKENS < tokens) ask_for(e, table[t / HR_BLOCK_TOKENS + 1], head, numbers, number);
         int depth = tokens - t < HR_BLOCK_TOKENS ? tokens - t : HR_BLOCK_TOKENS; /* what lies behind may be anything */
         int64_t from = kv_layer(e, table[t / HR_BLOCK_TOKENS], number) + head;
         for (int d = 0; d < e->padded; d += STRIP) {
@@ -103,10 +113,11 @@ static void attend(const hr_engine *e, scratch *own, const tile_of_queries *tile
 }
 
 static void attention_phase(hr_engine *e, member *m, int number) {
-    int first, end, heads = e->model.kv_heads;
-    while (team_take(m, e->tile_count * heads, 1, &first, &end))
+    const int heads = e->model.kv_heads, total = e->tile_count * heads;
+    int first, end;
+    while (team_take(m, total, 1, &first, &end))
         attend(e, &e->scratch[m->number], &e->tiles[first / heads], first % heads, number);
-    team_finish(m);
+    team_finish(m, total);
 }
 
 #endif

@@ -33,7 +33,8 @@ struct hr_engine {
     tile_of_queries *tiles;
     /* the step being computed */
     const hr_step *step;
-    int tile_count, stopped;
+    int tile_count, threads;
+    atomic_int stopped;
 };
 
 static inline int64_t strips(int64_t n) { return (n + STRIP - 1) / STRIP; }
@@ -99,7 +100,7 @@ static void product_phase(hr_engine *e, member *m, const part *parts, int count,
     scratch *own = &e->scratch[m->number];
     int total = 0, first, end;
     for (int i = 0; i < count; i++) total += (int)strips(parts[i].linear->outputs);
-    int piece = total / (e->team.at_work * 8);
+    int piece = total / (e->threads * 8);
     while (team_take(m, total, piece > 1 ? piece : 1, &first, &end))
         for (int task = first; task < end; task++) {
             int number = task, i = 0;
@@ -113,7 +114,7 @@ static void product_phase(hr_engine *e, member *m, const part *parts, int count,
                 for (int j = 0; j < STRIP; j++) y[j] = mode == ADD ? y[j] + c[j] : c[j];
             }
         }
-    team_finish(m);
+    team_finish(m, total);
 }
 
 /* A phase: y = silu(gate x) * (up x), sixteen outputs of each side by side. */
@@ -129,7 +130,7 @@ static void gated_phase(hr_engine *e, member *m, const hr_layer *layer, const fl
             for (int j = 0; j < LANES; j++) e->mlp[r * e->mlp_step + first * LANES + j] = gated(c[j], c[j + LANES]);
         }
     }
-    team_finish(m);
+    team_finish(m, total);
 }
 
 #endif

@@ -14,7 +14,7 @@ static void embed_phase(hr_engine *e, member *m) {
             const char *from = (const char *)model->embed + (int64_t)e->step->ids[r] * model->hidden * size;
             for (int i = 0; i < model->hidden; i++) e->x[r * e->hidden_step + i] = number_at(from + i * size, model->embed_dtype);
         }
-    team_finish(m);
+    team_finish(m, e->step->rows);
 }
 
 /* normed[i] = the norm of row rows[i], or of row i without `rows`. */
@@ -24,8 +24,11 @@ static void norm_phase(hr_engine *e, member *m, const float *weight, const int32
         for (int i = first; i < end; i++)
             rms_norm(e->x + (rows ? rows[i] : i) * e->hidden_step, weight, e->model.hidden, e->model.eps,
                      e->normed + i * e->hidden_step);
-    team_finish(m);
+    team_finish(m, count);
 }
+
+#define PHASES_OF_LAYER 9 /* with the look at the flag */
+#define PHASES_AROUND 3
 
 static void compute_layer(hr_engine *e, member *m, int number) {
     const hr_layer *layer = &e->model.layers[number];
@@ -43,11 +46,12 @@ static void compute_layer(hr_engine *e, member *m, int number) {
     product_phase(e, m, &down, 1, e->mlp, e->mlp_step, rows, e->hidden_step, ADD);
 }
 
-/* Member 0 alone looks at the caller's flag: all must see the same. */
+/* One member looks at the caller's flag for all, who must see the same. */
 static int stopped(hr_engine *e, member *m) {
-    if (m->number == 0) e->stopped = *e->step->stop != 0;
-    team_finish(m);
-    return e->stopped;
+    int first, end;
+    while (team_take(m, 1, 1, &first, &end)) atomic_store(&e->stopped, *e->step->stop != 0);
+    team_finish(m, 1);
+    return atomic_load(&e->stopped);
 }
 
 static void compute(member *m, void *argument) {
@@ -93,7 +97,8 @@ int32_t hr_compute(hr_engine *e, const hr_step *step, int32_t threads) {
     if (step->logits_step < whole_strips(e->model.vocab) || threads < 1 || !plan(e, step)) return HR_REFUSED;
     e->step = step;
     e->stopped = 0;
-    team_run(&e->team, threads < e->max_threads ? threads : e->max_threads, compute, e);
+    e->threads = threads < e->max_threads ? threads : e->max_threads;
+    team_run(&e->team, e->threads, compute, e);
     return e->stopped ? HR_STOPPED : HR_DONE;
 }
 
@@ -167,7 +172,7 @@ hr_engine *hr_open(const hr_model *model, int32_t max_rows, int32_t max_tokens, 
     e->max_tokens = max_tokens < model->context ? max_tokens : model->context;
     e->max_threads = max_threads;
     measure(e);
-    if (!reserve_all(e) || !team_open(&e->team, max_threads)) {
+    if (!reserve_all(e) || !team_open(&e->team, max_threads, PHASES_OF_LAYER * model->layer_count + PHASES_AROUND)) {
         release(e);
         return NULL;
     }

@@ -17,8 +17,10 @@ from services.bus.micro_endpoint import ServiceHandler
 from services.bus.typed import Refusals
 from services.worker.digests import send_digests
 from services.worker.draining import drain
+from services.worker.hearing import hear
 from services.worker.kvevents import KvEventFeed
 from services.worker.status import WorkerStatus, status
+from services.worker.upkeep import keep_up
 from services.worker.worker import Worker
 
 _log = logging.getLogger(__name__)
@@ -38,13 +40,13 @@ async def run(
 ) -> None:
     """Serve `phases` until `stop`, then drain for at most `drain_s` seconds."""
     worker.engine.start(worker.on_step)
-    await worker.listen(refusals)
+    await hear(worker, refusals)
     for start in phases:
         await start(refusals)
     kv_events = KvEventFeed(worker.bus, worker.subjects, worker.engine.pool)
     await kv_events.listen(refusals)
     worker.spawn(kv_events.run(), "kv events")
-    worker.spawn(worker.sweep(), "sweep")
+    worker.spawn(keep_up(worker), "upkeep")
     worker.spawn(send_digests(worker.bus, worker.subjects, worker.runs), "digests")
     worker.spawn(_register(worker, registry), "register")
     worker.spawn(worker.beats.run(), "beats")

@@ -1,7 +1,8 @@
 """One worker process without its phases: it admits runs, says what becomes of them, drops them when told to.
 
-Owns the run table, the outbox and the heartbeat; the phases (`services.prefill`, `services.decode`) own how a run gets from one
-stage to the next. Invariant: every admitted run ends with exactly one terminal event, or is handed on.
+Owns the run table, the outbox and the heartbeat. What others say comes through `hearing`, what time does through `upkeep`; the
+phases (`services.prefill`, `services.decode`) own how a run gets from one stage to the next. Invariant: every admitted run ends
+with exactly one terminal event, or is handed on.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ from schemas.job import Job
 from schemas.lifecycle import State
 from schemas.placement import Accept, Refuse
 from schemas.reply import OWNED, Event, Frame
-from schemas.state import Cause, Death, EdgeBeat, Role
+from schemas.state import Role
 from schemas.subjects import Subjects
-from services.bus.interface import Bus, Msg
-from services.bus.silence import SILENT_S
-from services.bus.typed import Refusals, listen, send
+from services.bus.interface import Bus
+from services.bus.typed import send
 from services.clock import Clock
 from services.engine.protocol import Engine, StepReport, TokenOutput
 from services.telemetry.metrics import Metrics
@@ -32,10 +32,6 @@ from services.worker.replay import ReplayRing
 from services.worker.runs import Run, RunTable
 
 _log = logging.getLogger(__name__)
-SWEEP_S = 0.25
-CUT_OFF_S = 10.0
-"""While our connection is down runs go on into the replay ring; after this their edges have gone on without us."""
-
 RunHook = Callable[[Run], None]
 
 
@@ -176,58 +172,18 @@ class Worker:
         if report.seconds:
             self.metrics.engine_step_time.record(report.seconds)
 
-    # what others say
-
-    async def listen(self, refusals: Refusals) -> None:
-        """Hear edges and deaths."""
-        bus, subjects = self.bus, self.subjects
-        await listen(bus, subjects.control(bus.process), Control, self.on_control, refusals=refusals)
-        await listen(bus, subjects.edge_state_any(), EdgeBeat, self.on_edge_beat, refusals=refusals)
-        await listen(bus, subjects.dead_any(), Death, self.on_death, refusals=refusals)
-
-    def on_control(self, control: Control, _: Msg) -> None:
-        run = self.runs.get(control.run)
-        match control.verb:
-            case Verb.CANCEL if run is not None:
-                self.drop(run)
-            case Verb.CANCEL:
-                self._cancel_elsewhere(control)
-            case Verb.REPLAY:
-                self.outbox.replay(control.run, control.positions)
-            case _:
-                _log.warning("control %s for run %d is not for us", control.verb, control.run)
-
     def cancel_at(self, process: str, run: Run) -> None:
         """Tell another process to drop a run."""
-        self._tell(process, Control(run=run.id, job=run.job.job, verb=Verb.CANCEL))
+        self.tell(process, Control(run=run.id, job=run.job.job, verb=Verb.CANCEL))
 
-    def on_edge_beat(self, beat: EdgeBeat, _: Msg) -> None:
-        self.edges.beat(beat)
+    def tell(self, process: str, control: Control) -> None:
+        """Say something to another process; a cancel that is lost is repeated by its edge."""
+        try:
+            send(self.bus, self.subjects.control(process), control)
+        except BusError as error:
+            _log.warning("%s was not told to %s run %d: %s", process, control.verb, control.run, error)
 
-    def on_death(self, death: Death, _: Msg) -> None:
-        if death.cause in (Cause.KILLED, Cause.REPLACED, Cause.LEFT):
-            self.edges.died(death.process)
-            self._drop_jobs_of_gone_edges()
-
-    # time
-
-    async def sweep(self) -> None:
-        """Every 250 ms: leases that ran out, deadlines, edges that are gone, old memories."""
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            now = self.clock.monotonic()
-            if self.bus.steady_for() >= SILENT_S:  # reservations are renewed over the bus
-                self.engine.pool.expire(now)
-            cut_off = self.bus.down_for() > CUT_OFF_S
-            for run in self.runs:
-                if run.deadline <= now:
-                    self.drop(run, State.EXPIRED, "total_deadline")
-                elif cut_off and not run.job.detached:
-                    self.drop(run, State.CANCELLED, "cut_off")
-            self._drop_jobs_of_gone_edges()
-            self.runs.sweep()
-            self.ring.sweep()
-            self.edges.sweep()
+    # tasks
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """A task of this worker; it is waited for, or cancelled, when the worker closes."""
@@ -292,28 +248,6 @@ class Worker:
             weights=self.engine.info.weights,  # in each, because *owned* may be lost
         )
         self.outbox.event(run.job.reply_to, event)
-
-    def _tell(self, process: str, control: Control) -> None:
-        try:
-            send(self.bus, self.subjects.control(process), control)
-        except BusError as error:
-            _log.warning("%s was not told to %s run %d: %s", process, control.verb, control.run, error)
-
-    def _cancel_elsewhere(self, control: Control) -> None:
-        process = self.runs.forward_to(control.run)
-        if process:
-            self._tell(process, control)
-        elif self.runs.known(control.run):
-            self.outbox.replay(control.run)  # its terminal event was lost
-        else:
-            self.runs.cancel_early(control.run)
-            for hook in self.on_unknown_cancel:
-                hook(control.run)
-
-    def _drop_jobs_of_gone_edges(self) -> None:
-        for run in self.runs:
-            if not run.job.detached and self.edges.gone(run.job.edge):
-                self.drop(run, State.CANCELLED, "edge_gone")
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -36,6 +36,8 @@ from services.kv.transfer.memory import MemoryFetched, MemoryTransferClient, Mem
 from services.prefill.prefill import Prefill
 from services.telemetry.metrics import Metrics
 from services.worker.digests import send_digests
+from services.worker.hearing import hear
+from services.worker.upkeep import keep_up
 from services.worker.worker import Worker
 from tests.waiting import until
 
@@ -215,8 +217,8 @@ async def rig(
     refusals = Refusals()
     for worker in workers.values():
         worker.engine.start(worker.on_step)
-        await worker.listen(refusals)
-        worker.spawn(worker.sweep(), "sweep")
+        await hear(worker, refusals)
+        worker.spawn(keep_up(worker), "upkeep")
         worker.spawn(send_digests(worker.bus, subjects, worker.runs), "digests")
     await prefill_phase.start(refusals)
     await decode_phase.start(refusals)

@@ -1,0 +1,61 @@
+"""What edges and supervisors say to a worker: control of runs, signs of life, deaths.
+
+Owns nothing; it turns messages into calls of the worker.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from schemas.control import Control, Verb
+from schemas.state import Cause, Death, EdgeBeat
+from services.bus.interface import Msg
+from services.bus.typed import Refusals, listen
+from services.worker.upkeep import drop_jobs_of_gone_edges
+from services.worker.worker import Worker
+
+_log = logging.getLogger(__name__)
+
+
+async def hear(worker: Worker, refusals: Refusals) -> None:
+    """Listen from now on. Raises `Disconnected`."""
+    hearing, bus, subjects = Hearing(worker), worker.bus, worker.subjects
+    await listen(bus, subjects.control(bus.process), Control, hearing.on_control, refusals=refusals)
+    await listen(bus, subjects.edge_state_any(), EdgeBeat, hearing.on_edge_beat, refusals=refusals)
+    await listen(bus, subjects.dead_any(), Death, hearing.on_death, refusals=refusals)
+
+
+class Hearing:
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def on_control(self, control: Control, _: Msg) -> None:
+        worker, run = self._worker, self._worker.runs.get(control.run)
+        match control.verb:
+            case Verb.CANCEL if run is not None:
+                worker.drop(run)
+            case Verb.CANCEL:
+                self._cancel_elsewhere(control)
+            case Verb.REPLAY:
+                worker.outbox.replay(control.run, control.positions)
+            case _:
+                _log.warning("control %s for run %d is not for us", control.verb, control.run)
+
+    def on_edge_beat(self, beat: EdgeBeat, _: Msg) -> None:
+        self._worker.edges.beat(beat)
+
+    def on_death(self, death: Death, _: Msg) -> None:
+        if death.cause is not Cause.DISCONNECTED:
+            self._worker.edges.died(death.process)
+            drop_jobs_of_gone_edges(self._worker)
+
+    def _cancel_elsewhere(self, control: Control) -> None:
+        worker, process = self._worker, self._worker.runs.forward_to(control.run)
+        if process:
+            worker.tell(process, control)
+        elif worker.runs.known(control.run):
+            worker.outbox.replay(control.run)  # its terminal event was lost
+        else:
+            worker.runs.cancel_early(control.run)
+            for hook in worker.on_unknown_cancel:
+                hook(control.run)

@@ -53,6 +53,8 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--prefill", type=_count, metavar="N", help="prefill workers (1; 0 with --both)")
     up.add_argument("--decode", type=_count, metavar="N", help="decode workers (1; 0 with --both)")
     up.add_argument("--both", type=_count, default=0, metavar="N", help="workers that prefill and decode (0)")
+    up.add_argument("--router", type=_count, default=1, metavar="N", help="routers (1)")
+    up.add_argument("--edge", type=_count, default=1, metavar="N", help="HTTP edges, on ports one after another (1)")
     up.add_argument("--model", help="a known model, or a folder in Hugging Face layout (HEADRACE_MODEL)")
     up.add_argument("--port", help="the HTTP port, 0 for a free one (HEADRACE_EDGE__PORT)")
     up.add_argument("--engine", help="torch or scripted (HEADRACE_WORKER__ENGINE)")

@@ -6,7 +6,7 @@ import pytest
 
 from services.cli.failure import CommandError
 from services.cli.up.credentials import USERS
-from services.cli.up.plan import Counts, Services, plan, worker_counts
+from services.cli.up.plan import Counts, Services, counts, plan
 from services.settings import EdgeSettings, NatsSettings, Settings, WorkerSettings
 
 PASSWORDS = {user: f"secret-of-{user}" for user in USERS}
@@ -16,12 +16,12 @@ SETTINGS = Settings(
 INHERITED = {"PATH": "/bin", "HEADRACE_NATS__PASSWORD": "an operator's", "HEADRACE_ROUTER__QUEUE_POLL_S": "0.2"}
 
 
-def planned(counts: Counts) -> Services:
-    return plan(SETTINGS, counts, "nats://127.0.0.1:4999", PASSWORDS, INHERITED)
+def planned(asked: Counts) -> Services:
+    return plan(SETTINGS, asked, "nats://127.0.0.1:4999", PASSWORDS, INHERITED)
 
 
 @pytest.mark.parametrize(
-    ("prefill", "decode", "both", "counts"),
+    ("prefill", "decode", "both", "expected"),
     [
         (None, None, 0, Counts(1, 1)),
         (2, 3, 0, Counts(2, 3)),
@@ -29,21 +29,33 @@ def planned(counts: Counts) -> Services:
         (1, None, 2, Counts(1, 0, 2)),
     ],
 )
-def test_counts(prefill: int | None, decode: int | None, both: int, counts: Counts) -> None:
-    assert worker_counts(prefill, decode, both) == counts
+def test_counts(prefill: int | None, decode: int | None, both: int, expected: Counts) -> None:
+    assert counts(prefill, decode, both) == expected
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(0, None), (None, 0), (0, 0)])
 def test_half_a_pair_serves_nothing(prefill: int | None, decode: int | None) -> None:
     with pytest.raises(CommandError, match="at least one prefill and one decode"):
-        worker_counts(prefill, decode, 0)
+        counts(prefill, decode, 0)
 
 
 def test_names_and_arguments() -> None:
     services = planned(Counts(2, 1, 1))
     assert [program.name for program in services.all] == ["r1", "p1", "p2", "d1", "b1", "e1"]
     assert services.workers[1].argv[-5:] == ("worker", "--role", "prefill", "--name", "p2")
-    assert services.router.argv[-3:] == ("router", "--name", "r1")
+    assert services.routers[0].argv[-3:] == ("router", "--name", "r1")
+
+
+def test_more_routers_and_edges() -> None:
+    services = planned(Counts(1, 1, router=2, edge=3))
+    assert [program.name for program in services.all] == ["r1", "r2", "p1", "d1", "e1", "e2", "e3"]
+    assert [program.env["HEADRACE_EDGE__PORT"] for program in services.edges] == ["8123", "8124", "8125"]
+
+
+@pytest.mark.parametrize(("router", "edge"), [(0, 1), (1, 0)])
+def test_without_a_router_or_an_edge_nothing_is_served(router: int, edge: int) -> None:
+    with pytest.raises(CommandError, match="at least one router and one edge"):
+        counts(1, 1, 0, router, edge)
 
 
 def test_each_process_has_the_password_of_its_own_role_only() -> None:
@@ -58,7 +70,6 @@ def test_each_process_has_the_password_of_its_own_role_only() -> None:
 def test_each_process_is_told_what_up_was_told() -> None:
     for program in planned(Counts(1, 1)).all:
         assert program.env["HEADRACE_MODEL"] == "m"
-        assert program.env["HEADRACE_EDGE__PORT"] == "8123"
         assert program.env["HEADRACE_NATS__PREFIX"] == "hr2"
         assert program.env["HEADRACE_NATS__URL"] == "nats://127.0.0.1:4999"
         assert program.env["HEADRACE_WORKER__ENGINE"] == "scripted"

@@ -29,7 +29,7 @@ from services.cli.up.keeper import Program
 from services.cli.up.lock import only_one
 from services.cli.up.obituary import Obituaries
 from services.cli.up.output import LogFile, Output
-from services.cli.up.plan import STOP_S, Services, plan, worker_counts
+from services.cli.up.plan import STOP_S, Services, counts, plan
 from services.cli.up.probe import http_status, nats_answers
 from services.cli.up.supervisor import Supervisor
 from services.clock import SystemClock
@@ -40,8 +40,8 @@ from services.settings import EdgeSettings, Settings
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     """The exit code: 0 after a stop that was asked for. Raises `CommandError`."""
     signal.signal(signal.SIGTERM, _interrupt)  # until the supervisor listens, also during a download
-    counts = worker_counts(arguments.prefill, arguments.decode, arguments.both)
-    settings = _with_port(settings)
+    asked = counts(arguments.prefill, arguments.decode, arguments.both, arguments.router, arguments.edge)
+    settings = _with_port(settings, asked.edge)
     with only_one(settings.home_dir, f"process {os.getpid()}, {_url(settings.edge)}"):
         files = prepare(settings, Terminal(), weights=settings.worker.engine != "scripted")
         server = nats.NatsPlan(
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         config = nats.write_config(server, passwords)
         nats.write_operator_context(server, passwords)
         program = Program("nats", (nats.binary(), "-c", str(config)), os.environ, STOP_S, identified=False)
-        services = plan(settings, counts, server.url, passwords, os.environ)
+        services = plan(settings, asked, server.url, passwords, os.environ)
         ready = f"Headrace is ready: {_url(settings.edge)} (model {files.name})\n{_curl(settings.edge, files.name)}"
         asyncio.run(_supervise(settings, server, program, services, passwords, ready, verbose=arguments.verbose))
     return 0
@@ -90,16 +90,17 @@ async def _supervise(
     async def nats_up() -> bool:
         return await nats_answers("127.0.0.1", server.port)
 
-    async def edge_ready() -> bool:
-        return (await http_status(_reachable(settings.edge), settings.edge.port, "/ready"))[0] == 200
+    async def edges_ready() -> bool:
+        host, ports = _reachable(settings.edge), range(settings.edge.port, settings.edge.port + len(services.edges))
+        return all([(await http_status(host, port, "/ready"))[0] == 200 for port in ports])
 
     supervisor = Supervisor(
         program,
-        ([services.edge], services.workers, [services.router]),
+        (services.edges, services.workers, services.routers),
         output=output,
         deaths=deaths,
         nats_up=nats_up,
-        ready=edge_ready,
+        ready=edges_ready,
         clock=SystemClock(),
         say=_say,
         new_id=_new_id,
@@ -119,13 +120,17 @@ async def _supervise(
             one.close()
 
 
-def _with_port(settings: Settings) -> Settings:
-    """`settings` with an HTTP port that is free now. Raises `CommandError`."""
+def _with_port(settings: Settings, edges: int) -> Settings:
+    """`settings` with an HTTP port that is free now, as those of the other edges after it are. Raises `CommandError`."""
     edge = settings.edge
     if edge.port == 0:
-        return settings.model_copy(update={"edge": edge.model_copy(update={"port": nats.free_port()})})
-    if not nats.port_is_free(edge.host, edge.port):
-        raise CommandError(f"port {edge.port} of {edge.host} is taken: stop what listens there, or choose another with PORT=…")
+        first = nats.free_port()
+        while not all(nats.port_is_free(edge.host, first + number) for number in range(edges)):
+            first = nats.free_port()
+        return settings.model_copy(update={"edge": edge.model_copy(update={"port": first})})
+    for port in range(edge.port, edge.port + edges):
+        if not nats.port_is_free(edge.host, port):
+            raise CommandError(f"port {port} of {edge.host} is taken: stop what listens there, or choose another with PORT=…")
     return settings
 
 

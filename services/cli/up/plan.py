@@ -21,55 +21,61 @@ everything is idle."""
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Workers by role."""
+    """Workers by role, routers, edges."""
 
     prefill: int
     decode: int
     both: int = 0
+    router: int = 1
+    edge: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
     """The programs beside NATS; `workers` in the order p1, p2, …, d1, …, b1, …."""
 
-    edge: Program
-    router: Program
+    edges: tuple[Program, ...]
+    routers: tuple[Program, ...]
     workers: tuple[Program, ...]
 
     @property
     def all(self) -> tuple[Program, ...]:
-        return (self.router, *self.workers, self.edge)
+        return (*self.routers, *self.workers, *self.edges)
 
 
-def worker_counts(prefill: int | None, decode: int | None, both: int) -> Counts:
+def counts(prefill: int | None, decode: int | None, both: int, router: int = 1, edge: int = 1) -> Counts:
     """What was asked for, with the defaults: one prefill and one decode, unless there are workers that do both.
 
     Raises `CommandError` for a choice that can serve nothing.
     """
     default = 0 if both else 1
-    counts = Counts(default if prefill is None else prefill, default if decode is None else decode, both)
-    if not both and not (counts.prefill and counts.decode):
+    asked = Counts(default if prefill is None else prefill, default if decode is None else decode, both, router, edge)
+    if not both and not (asked.prefill and asked.decode):
         raise CommandError("at least one prefill and one decode worker are needed, or one that does both (--both 1)")
-    return counts
+    if not (router and edge):
+        raise CommandError("at least one router and one edge are needed")
+    return asked
 
 
 def plan(settings: Settings, counts: Counts, nats_url: str, passwords: Mapping[str, str], environ: Mapping[str, str]) -> Services:
-    """The services of one machine. `environ` is what they inherit; `settings` what they are told on top of it."""
+    """The services of one machine. `environ` is what they inherit; `settings` what they are told on top of it.
+
+    The first edge has the port of `settings`, each other one the port after the one before.
+    """
     shared = {
         **{key: value for key, value in environ.items() if not key.startswith("HEADRACE_NATS__")},
         "HEADRACE_HOME": str(settings.home_dir),
         "HEADRACE_MODEL": settings.model,
         "HEADRACE_WORKER__ENGINE": settings.worker.engine,
-        "HEADRACE_EDGE__PORT": str(settings.edge.port),
         "HEADRACE_NATS__URL": nats_url,
         "HEADRACE_NATS__PREFIX": settings.nats.prefix,
         "PYTHONUNBUFFERED": "1",
     }
 
-    def program(name: str, user: str, arguments: tuple[str, ...], stop_within_s: float) -> Program:
+    def program(name: str, user: str, arguments: tuple[str, ...], stop_within_s: float, **told: str) -> Program:
         login = {"HEADRACE_NATS__USER": user, "HEADRACE_NATS__PASSWORD": passwords[user]}
         argv = (sys.executable, "-m", "services.cli.main", *arguments, "--name", name)
-        return Program(name, argv, {**shared, **login}, stop_within_s)
+        return Program(name, argv, {**shared, **login, **told}, stop_within_s)
 
     def workers(role: Role, count: int) -> list[Program]:
         return [
@@ -77,9 +83,13 @@ def plan(settings: Settings, counts: Counts, nats_url: str, passwords: Mapping[s
             for number in range(1, count + 1)
         ]
 
+    def edge(number: int) -> Program:
+        port = str(settings.edge.port + number - 1)
+        return program(f"e{number}", "edge", ("edge",), settings.edge.drain_timeout_s + STOP_S, HEADRACE_EDGE__PORT=port)
+
     return Services(
-        edge=program("e1", "edge", ("edge",), settings.edge.drain_timeout_s + STOP_S),
-        router=program("r1", "router", ("router",), STOP_S),
+        edges=tuple(edge(number) for number in range(1, counts.edge + 1)),
+        routers=tuple(program(f"r{number}", "router", ("router",), STOP_S) for number in range(1, counts.router + 1)),
         workers=(
             *workers(Role.PREFILL, counts.prefill),
             *workers(Role.DECODE, counts.decode),

@@ -54,6 +54,10 @@ class StepEngine:
         self._task = asyncio.get_running_loop().create_task(self._loop(), name="engine")
         self._task.add_done_callback(_say_why_it_died)
 
+    async def join(self) -> None:
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
     async def stop(self) -> None:
         if self._task is None:
             return

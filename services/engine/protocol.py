@@ -128,6 +128,9 @@ class Engine(Protocol):
     def start(self, on_step: OnStep) -> None:
         """Begins to compute; `on_step` is called once a step."""
 
+    async def join(self) -> None:
+        """Waits until the engine ends by itself, which is a fault: raises what broke it."""
+
     async def stop(self) -> None:
         """Drops every run, without a report, once the step in progress is over."""
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from schemas.errors import BusUnavailable
+from schemas.errors import BusUnavailable, JobFailed
 from services.bus.interface import Msg
 from services.bus.kv_registry import KvRegistry
 from services.bus.micro import Service
@@ -38,7 +38,7 @@ async def run(
     stop: asyncio.Event,
     drain_s: float,
 ) -> None:
-    """Serve `phases` until `stop`, then drain for at most `drain_s` seconds."""
+    """Serve `phases` until `stop`, then drain for at most `drain_s` seconds. Raises what broke the engine."""
     worker.engine.start(worker.on_step)
     await hear(worker, refusals)
     for start in phases:
@@ -51,10 +51,22 @@ async def run(
     worker.spawn(_register(worker, registry), "register")
     worker.spawn(worker.beats.run(), "beats")
     await _serve_admin(worker, service)
-    await stop.wait()
+    await _until_stopped(worker, stop)
     await drain(worker, drain_s)
     await service.drain(1.0)
     await worker.close()
+
+
+async def _until_stopped(worker: Worker, stop: asyncio.Event) -> None:
+    """A worker whose engine broke computes nothing any more: the process ends, and whoever started it starts another."""
+    stopped, broke = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(worker.engine.join())
+    done, pending = await asyncio.wait({stopped, broke}, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    if broke in done:
+        await broke
+        raise JobFailed("the engine ended by itself")
 
 
 async def _register(worker: Worker, registry: KvRegistry) -> None:

@@ -1,6 +1,6 @@
 """What handing over the KV blocks of one prompt costs between two processes of this host. Run it alone:
 
-    .venv/bin/python -m bench.handoff [--rounds 51] [--tokens 512] [--block-bytes 368640] [--carriers tcp shm]
+    .venv/bin/python -m bench.handoff [--rounds 51] [--tokens 512] [--block-bytes 368640] [--carriers tcp shm nixl]
 
 Every round, for each carrier in turn, the owner fills fresh blocks; half of them are fetched, and the other half copied by one
 thread's memcpy between the same two mappings, now before and now after the fetch. `copy` is the time from the grant to the last
@@ -17,7 +17,7 @@ import random
 import socket
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
@@ -32,13 +32,15 @@ from services.kv.pool import BlockPool
 from services.kv.transfer.client import SocketTransferClient
 from services.kv.transfer.interface import Outcome
 from services.kv.transfer.mapped import MappedReader
+from services.kv.transfer.nixl_agent import NixlAgent, installed
+from services.kv.transfer.nixl_reader import NixlReader
 from services.kv.transfer.reader import Reader
 from services.kv.transfer.server import SocketTransferServer
 from services.kv.transfer.stream import StreamReader
 
 BLOCK_TOKENS = 16
 COMPAT = "bench"
-READERS: dict[str, type[MappedReader] | type[StreamReader]] = {"tcp": StreamReader, "shm": MappedReader}
+READERS: dict[str, Callable[[], Reader]] = {"tcp": StreamReader, "shm": MappedReader, "nixl": lambda: NixlReader(NixlAgent())}
 
 
 @dataclass
@@ -118,6 +120,8 @@ async def _own(pipe: Connection, blocks: int, block_bytes: int) -> None:
     server = SocketTransferServer(pool, clock=SystemClock(), on_done=on_done)
     await server.start("127.0.0.1", 0)
     assert await server.share()
+    if installed():
+        await server.lend(NixlAgent())
     run = 0
     while wanted := await asyncio.to_thread(pipe.recv):
         run += 1
@@ -185,7 +189,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=51)
     options.add_argument("--tokens", type=int, default=512)
     options.add_argument("--block-bytes", type=int, default=368_640, help="SmolLM2-135M with float16 KV")
-    options.add_argument("--carriers", nargs="+", choices=READERS, default=list(READERS))
+    options.add_argument("--carriers", nargs="+", choices=READERS, default=["tcp", "shm"])
     arguments = options.parse_args()
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     count = arguments.tokens // BLOCK_TOKENS

@@ -6,6 +6,7 @@ read-only, of memory that cannot shrink, and ends with the process that owns it.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Sequence
@@ -19,6 +20,9 @@ from services.kv.transfer.copying import copy_checked
 from services.kv.transfer.interface import CorruptBlock
 from services.kv.transfer.reader import Unreachable, refusal
 from services.kv.transfer.wire import receive_frame, send_frame
+
+
+_log = logging.getLogger(__name__)
 
 
 class MappedReader:
@@ -67,7 +71,9 @@ async def _attach(ticket: Ticket) -> tuple[socket.socket, memoryview]:
             raise refusal(attached.refused)
         fd = await local.receive_descriptor(sock)
         try:
-            return sock, map_shared(fd, attached.size)
+            memory = map_shared(fd, attached.size)
+            _log.info("KV transfer: mapped %d MB of %s", attached.size >> 20, ticket.address)
+            return sock, memory
         finally:
             os.close(fd)
     except BaseException:

@@ -6,6 +6,7 @@ loop, out of memory that NIXL has finished writing; so nothing writes there afte
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from services.kv.transfer.nixl_agent import NixlAgent
 from services.kv.transfer.reader import Unreachable, refusal
 from services.kv.transfer.stream import connect_tcp
 from services.kv.transfer.wire import receive_frame, send_frame
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,9 @@ class NixlReader:
             attached = await receive_frame(sock, Attached)
             if attached.refused is not None:
                 raise refusal(attached.refused)
-            return sock, Owner(await self._agent.add(attached.agent), attached.base, attached.size)
+            owner = Owner(await self._agent.add(attached.agent), attached.base, attached.size)
+            _log.info("KV transfer: NIXL reaches %d MB of %s", attached.size >> 20, ticket.address)
+            return sock, owner
         except BaseException:
             sock.close()
             raise

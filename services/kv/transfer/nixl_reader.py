@@ -21,7 +21,6 @@ from services.kv.transfer.reader import Unreachable, refusal
 from services.kv.transfer.stream import connect_tcp
 from services.kv.transfer.wire import receive_frame, send_frame
 
-
 _log = logging.getLogger(__name__)
 
 

@@ -64,7 +64,7 @@ $(VENV)/.local: $(INPUTS)
 
 $(VENV)/.dev: $(INPUTS)
 	@$(venv)
-	@echo "Installing Headrace and its test tools into $(VENV): about 300 MB to download (190 MB of it PyTorch's CPU build), 1.4 GB on disk."
+	@echo "Installing Headrace and its test tools into $(VENV): about 370 MB to download (190 MB of it PyTorch's CPU build), 1.6 GB on disk."
 	@$(install_dev)
 
 install_local = $(PIP) -e '.[local]' && rm -f $(VENV)/.installing && touch $(VENV)/.local

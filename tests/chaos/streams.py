@@ -1,0 +1,159 @@
+"""Clients whose answers are compared with those of an undisturbed run: streamed chats, many at once.
+
+The scripted engine's tokens are a pure function of the request, so two runs of a `Question` must read alike, token by token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import httpx
+
+PATIENCE_S = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One chat. Odd ones are drawn with a seed, even ones greedily."""
+
+    number: int
+    max_tokens: int
+    content: str = ""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        how = {"temperature": 1.0, "seed": self.number} if self.number % 2 else {"temperature": 0}
+        return {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": self.content or f"question {self.number} " + "?" * (self.number % 23)}],
+            "max_tokens": self.max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **how,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a client saw. `pieces` are the texts of its chunks and when each came (monotonic seconds)."""
+
+    status: int
+    pieces: tuple[tuple[float, str], ...] = ()
+    tokens: int = 0
+    finish: str = ""
+    error: dict[str, Any] | None = None
+    retry_after: str | None = None
+    whole: bool = False
+    """`data: [DONE]` came."""
+
+    @property
+    def text(self) -> str:
+        return "".join(piece for _, piece in self.pieces)
+
+    @property
+    def said(self) -> tuple[str, int, str]:
+        """What must not depend on what happened meanwhile."""
+        return self.text, self.tokens, self.finish
+
+    @property
+    def pause(self) -> float:
+        """The longest time between two chunks, in seconds."""
+        times = [at for at, _ in self.pieces]
+        return max((later - earlier for earlier, later in pairwise(times)), default=0.0)
+
+
+def questions(count: int, max_tokens: int, *, first: int = 0) -> list[Question]:
+    return [Question(number, max_tokens) for number in range(first, first + count)]
+
+
+@asynccontextmanager
+async def clients(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits) as client:
+        yield client
+
+
+async def ask(client: httpx.AsyncClient, question: Question, heard: Callable[[], object] = lambda: None) -> Answer:
+    """One streamed chat; `heard` is called for each piece. An answer that broke off has neither `error` nor `whole`."""
+    async with client.stream("POST", "/v1/chat/completions", json=question.body) as response:
+        if response.status_code != 200:
+            error = json.loads(await response.aread())["error"]
+            return Answer(response.status_code, error=error, retry_after=response.headers.get("retry-after"))
+        return await _read(response, heard)
+
+
+async def ask_all(
+    url: str, asked: Sequence[Question], during: Callable[[Progress], Awaitable[None]] | None = None
+) -> list[Answer]:
+    """All at once; meanwhile `during`, which may wait for how far they have come."""
+    progress = Progress(len(asked))
+    async with clients(url) as client, asyncio.TaskGroup() as group:
+        answers = [group.create_task(ask(client, question, progress.one(at))) for at, question in enumerate(asked)]
+        if during is not None:
+            await during(progress)
+    return [answer.result() for answer in answers]
+
+
+class Progress:
+    """How many pieces each stream has."""
+
+    def __init__(self, streams: int) -> None:
+        self.pieces = [0] * streams
+
+    def one(self, stream: int) -> Callable[[], None]:
+        def heard() -> None:
+            self.pieces[stream] += 1
+
+        return heard
+
+    async def everybody_has(self, pieces: int, within: float = 30.0) -> None:
+        await until(lambda: min(self.pieces) >= pieces, within, lambda: f"pieces so far: {self.pieces}")
+
+
+def assert_same(answers: Sequence[Answer], undisturbed: Sequence[Answer]) -> None:
+    """None failed, and each reads as the one that nothing disturbed. Raises AssertionError with the first that do not."""
+    failed = [answer for answer in answers if answer.status != 200 or answer.error or not answer.whole]
+    assert not failed, f"{len(failed)} failed: {failed[:2]}"
+    pairs = zip(answers, undisturbed, strict=True)
+    different = [(answer.said, other.said) for answer, other in pairs if answer.said != other.said]
+    assert not different, f"{len(different)} differ: {different[:2]}"
+
+
+def longest_pause(answers: Sequence[Answer]) -> float:
+    """Seconds between two chunks of one answer."""
+    return max(answer.pause for answer in answers)
+
+
+async def until(condition: Callable[[], bool], within: float, what: Callable[[], str] = lambda: "") -> float:
+    """Seconds until `condition` held. Raises AssertionError after `within` seconds."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < within, f"not within {within} s. {what()}"
+        await asyncio.sleep(0.005)
+    return time.monotonic() - started
+
+
+async def _read(response: httpx.Response, heard: Callable[[], object]) -> Answer:
+    pieces: list[tuple[float, str]] = []
+    tokens, finish, error, whole = 0, "", None, False
+    async for line in response.aiter_lines():
+        if line == "data: [DONE]":
+            assert not whole, "[DONE] came twice"
+            whole = True
+        elif line.startswith("data: "):
+            chunk = json.loads(line[6:])
+            error = chunk.get("error", error)
+            tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+            for choice in chunk.get("choices", ()):
+                finish = choice.get("finish_reason") or finish
+                if piece := choice["delta"].get("content"):
+                    pieces.append((time.monotonic(), piece))
+                    heard()
+    return Answer(200, tuple(pieces), tokens, finish, error, whole=whole)

@@ -25,9 +25,10 @@ struct hr_engine {
     scratch *scratch;
     int max_rows, max_tokens, max_threads;
     int group, padded, tile_queries;
-    int64_t hidden_step, qkv_step, attended_step, mlp_step, score_step, most_inputs; /* floats from row to row, padded to whole strips */
-    int64_t key_at, value_at;                                           /* where K and V begin in a row of qkv */
-    int64_t layer_size, block_size, value_offset;                       /* of the KV memory, in numbers */
+    /* floats from row to row, padded to whole strips */
+    int64_t hidden_step, qkv_step, attended_step, mlp_step, score_step, most_inputs;
+    int64_t key_at, value_at; /* where K and V begin in a row of qkv */
+    int64_t layer_size, block_size, value_offset; /* of the KV memory, in numbers */
     float *x, *normed, *qkv, *attended, *mlp;
     int32_t *row_block;
     tile_of_queries *tiles;
@@ -52,20 +53,20 @@ static const char *sixteen_rows(const hr_linear *linear, int first, char *copy) 
     return copy;
 }
 
-/* c[rows][32] (+)= x[rows][depth] times the weights k..k+depth-1 of 32 rows. */
-static void strip_piece(scratch *own, weight_rows from, int k, int depth, int dtype, const float *x, int64_t x_step, int rows) {
-    const int size = size_of(dtype), add = k > 0;
+/* own->product[rows][32] (+)= x[rows][depth] times the first `depth` weights of 32 rows. */
+static void strip_piece(scratch *own, weight_rows from, int depth, int dtype, const float *x, int64_t x_step, int rows, int add) {
+    const int size = size_of(dtype);
     const strip packed = {own->weights, own->weights + LANES * size, STRIP};
-    int whole = 0; /* how many of k are packed and multiplied by the fast way */
+    int whole = 0; /* how many of k went the fast way */
 #if HR_TRANSPOSE
     if (size == 2 && (whole = depth / PACK_STEP * PACK_STEP)) {
-        const int done = rows < PACKING_ROWS ? rows : PACKING_ROWS;
-        packing_multiply(done, dtype, x, x_step, from, k, whole, own->product, add, (uint16_t *)own->weights, done < rows);
-        multiply(rows - done, dtype, x + done * x_step, x_step, packed, whole, own->product + done * STRIP, STRIP, add);
+        const int first = rows < PACKING_ROWS ? rows : PACKING_ROWS;
+        packing_multiply(first, dtype, x, x_step, from, whole, own->product, add, (uint16_t *)own->weights, first < rows);
+        multiply(rows - first, dtype, x + first * x_step, x_step, packed, whole, own->product + first * STRIP, STRIP, add);
     }
 #endif
     if (whole == depth) return;
-    pack_plainly(from, k + whole, depth - whole, size, own->weights);
+    pack_plainly(skip(from, (int64_t)whole * size), depth - whole, size, own->weights);
     multiply(rows, dtype, x + whole, x_step, packed, depth - whole, own->product, STRIP, add || whole);
 }
 
@@ -76,8 +77,10 @@ static void strip_product(scratch *own, const hr_linear *left, int left_first, c
     const char *first = sixteen_rows(left, left_first, own->ragged);
     const char *second = sixteen_rows(right, right_first, own->ragged + LANES * bytes);
     const weight_rows from = {first, second, bytes, bytes * (left == right ? STRIP : LANES)};
-    for (int k = 0; k < left->inputs; k += PACK_DEPTH)
-        strip_piece(own, from, k, left->inputs - k < PACK_DEPTH ? left->inputs - k : PACK_DEPTH, left->dtype, x + k, x_step, rows);
+    for (int k = 0; k < left->inputs; k += PACK_DEPTH) {
+        const int depth = left->inputs - k < PACK_DEPTH ? left->inputs - k : PACK_DEPTH;
+        strip_piece(own, skip(from, (int64_t)k * size_of(left->dtype)), depth, left->dtype, x + k, x_step, rows, k > 0);
+    }
 }
 
 static void add_bias(scratch *own, const hr_linear *linear, int first, int columns, int rows, int at) {

@@ -52,7 +52,8 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
 
 /* At most TILE_ROWS rows. */
 static inline __attribute__((always_inline)) void few_rows(int rows, const int columns, const int dtype, const float *x,
-                                                           int64_t x_step, strip w, int depth, float *c, int64_t c_step, int add) {
+                                                           int64_t x_step, strip w, int depth, float *c, int64_t c_step,
+                                                           int add) {
 #define CASE(n) \
     case n: tile(n <= TILE_ROWS ? n : TILE_ROWS, columns, dtype, x, x_step, w, depth, c, c_step, add); break;
     switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) }

@@ -20,9 +20,9 @@ from services.kv.pool import BlockPool
 from services.kv.transfer.auto import TransferKind, open_carriers, transfer_client
 from services.kv.transfer.client import SocketTransferClient
 from services.kv.transfer.interface import Outcome, TransferClient, TransferLimits, TransferServer
-from services.kv.transfer.mapped import MappedReader
 from services.kv.transfer.memory import MemoryTransferClient, MemoryTransferServer
 from services.kv.transfer.nixl_agent import NixlAgent, installed
+from services.kv.transfer.reader import Reader
 from services.kv.transfer.server import SocketTransferServer
 
 COMPAT = "kv-compat"
@@ -123,11 +123,12 @@ async def rig(carrier: Carrier, *, block_bytes: int = 4096, limits: TransferLimi
             await made.server.close()
 
 
-class PausingReader(MappedReader):
-    """Waits, mapped and granted, until it is told to go on."""
+class Pausing:
+    """A `Reader` that waits, granted, until it is told to go on."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, reader: Reader) -> None:
+        self.carrier, self.open, self.close = reader.carrier, reader.open, reader.close
+        self._reader = reader
         self.granted, self.go = asyncio.Event(), asyncio.Event()
 
     async def receive(
@@ -135,7 +136,7 @@ class PausingReader(MappedReader):
     ) -> None:
         self.granted.set()
         await self.go.wait()
-        await super().receive(sock, ticket, block_bytes, blocks, into)
+        await self._reader.receive(sock, ticket, block_bytes, blocks, into)
 
 
 class Proxy:

@@ -17,8 +17,11 @@ import xxhash
 from services.kv.transfer.auto import TransferKind, transfer_client
 from services.kv.transfer.client import SocketTransferClient
 from services.kv.transfer.interface import DEFAULT_LIMITS, ConnectionLost, FetchTimeout, TransferLimits
+from services.kv.transfer.mapped import MappedReader
+from services.kv.transfer.nixl_agent import NixlAgent
+from services.kv.transfer.nixl_reader import NixlReader
 from tests.kv.owner import BLOCK_BYTES, COMPAT, Line, read_line
-from tests.kv.rig import PausingReader, needs_nixl, nixl_agents
+from tests.kv.rig import Pausing, needs_nixl, nixl_agents
 from tests.waiting import until
 
 COUNT = 24
@@ -110,18 +113,39 @@ def _past_the_lease() -> None:
 
 async def test_memory_whose_owner_is_killed_stays_readable_until_the_copy_ends_and_is_let_go() -> None:
     async with owner() as (process, line):
-        reader = PausingReader()
-        memory = await reader.memory(line.ticket)
+        mapped = MappedReader()
+        memory, reader = await mapped.memory(line.ticket), Pausing(mapped)
         client, into = SocketTransferClient([reader]), room()
         fetch = asyncio.create_task(client.fetch(line.ticket, line.blocks, into, kv_compat=COMPAT, timeout=10))
         await asyncio.wait_for(reader.granted.wait(), 5)
         process.kill()
         await process.wait()
-        await until(lambda: not reader.attached)
+        await until(lambda: not mapped.attached)
         assert memory[0] == memory[0], "no SIGBUS: the pages live as long as a mapping"
         reader.go.set()
         with pytest.raises(ConnectionLost):
             await fetch
+
+
+@needs_nixl
+async def test_an_owner_that_freezes_during_a_nixl_transfer_costs_one_arena_until_it_wakes() -> None:
+    async with owner("nixl") as (process, line):
+        agent, into = NixlAgent(), room()
+        reader = Pausing(NixlReader(agent))
+        fetch = asyncio.create_task(
+            SocketTransferClient([reader]).fetch(line.ticket, line.blocks, into, kv_compat=COMPAT, timeout=3)
+        )
+        await asyncio.wait_for(reader.granted.wait(), 5)
+        process.send_signal(signal.SIGSTOP)
+        reader.go.set()
+        with pytest.raises(FetchTimeout):
+            await fetch
+        assert agent._running, "the first transfer needs the owner's help, so it waits"
+        process.send_signal(signal.SIGCONT)
+        await until(lambda: not agent._running and agent._idle)
+        assert not any(any(view) for view in into), "what came late did not come into the pool"
+        reader.close()
+        agent.close()
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="becoming another user needs root")

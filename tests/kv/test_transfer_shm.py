@@ -21,7 +21,7 @@ from services.kv.transfer.client import SocketTransferClient
 from services.kv.transfer.interface import ConnectionLost, CorruptBlock, FetchDenied, Outcome
 from services.kv.transfer.mapped import MappedReader
 from services.kv.transfer.wire import receive_frame, send_frame
-from tests.kv.rig import COMPAT, PausingReader, Rig, rig
+from tests.kv.rig import COMPAT, Pausing, Rig, rig
 from tests.waiting import until
 
 H1 = HandoffHolder(1)
@@ -67,7 +67,7 @@ async def test_the_mapping_ends_with_its_owner() -> None:
 
 async def test_blocks_given_out_anew_under_the_copy_are_discarded() -> None:
     async with rig("shm") as made:
-        reader = PausingReader()
+        reader = Pausing(MappedReader())
         ticket, blocks = made.offer(1, 4)
         fetch = asyncio.create_task(
             SocketTransferClient([reader]).fetch(ticket, blocks, made.room(1, 4), kv_compat=COMPAT, timeout=5)
@@ -86,7 +86,7 @@ async def test_blocks_given_out_anew_under_the_copy_are_discarded() -> None:
 
 async def test_a_cancelled_fetch_writes_nothing_more() -> None:
     async with rig("shm") as made:
-        reader = PausingReader()
+        reader = Pausing(MappedReader())
         ticket, blocks = made.offer(1, 4)
         into = made.room(1, 4)
         fetch = asyncio.create_task(SocketTransferClient([reader]).fetch(ticket, blocks, into, kv_compat=COMPAT, timeout=5))

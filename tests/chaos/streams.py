@@ -17,6 +17,8 @@ from typing import Any
 import httpx
 
 PATIENCE_S = 90.0
+BROKE_OFF = 0
+"""The status of an answer whose connection was not there, or ended before it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +83,15 @@ async def clients(url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def ask(client: httpx.AsyncClient, question: Question, heard: Callable[[], object] = lambda: None) -> Answer:
-    """One streamed chat; `heard` is called for each piece. An answer that broke off has neither `error` nor `whole`."""
-    async with client.stream("POST", "/v1/chat/completions", json=question.body) as response:
-        if response.status_code != 200:
-            error = json.loads(await response.aread())["error"]
-            return Answer(response.status_code, error=error, retry_after=response.headers.get("retry-after"))
-        return await _read(response, heard)
+    """One streamed chat; `heard` is called for each piece."""
+    try:
+        async with client.stream("POST", "/v1/chat/completions", json=question.body) as response:
+            if response.status_code != 200:
+                error = json.loads(await response.aread())["error"]
+                return Answer(response.status_code, error=error, retry_after=response.headers.get("retry-after"))
+            return await _read(response, heard)
+    except httpx.TransportError:
+        return Answer(BROKE_OFF)
 
 
 async def ask_all(
@@ -99,6 +104,23 @@ async def ask_all(
         if during is not None:
             await during(progress)
     return [answer.result() for answer in answers]
+
+
+async def undisturbed(url: str, asked: Sequence[Question]) -> list[Answer]:
+    """What they are when nothing fails. Raises AssertionError when something does all the same."""
+    answers = await ask_all(url, asked)
+    assert_same(answers, answers)
+    assert [answer.tokens for answer in answers] == [question.max_tokens for question in asked]
+    return answers
+
+
+async def ready(url: str, within: float = 30.0) -> None:
+    """Until the edge there says that it is ready."""
+    async with asyncio.timeout(within), clients(url) as client:
+        while True:
+            if await _is_ready(client):
+                return
+            await asyncio.sleep(0.02)
 
 
 class Progress:
@@ -138,6 +160,13 @@ async def until(condition: Callable[[], bool], within: float, what: Callable[[],
         assert time.monotonic() - started < within, f"not within {within} s. {what()}"
         await asyncio.sleep(0.005)
     return time.monotonic() - started
+
+
+async def _is_ready(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/ready")).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 async def _read(response: httpx.Response, heard: Callable[[], object]) -> Answer:

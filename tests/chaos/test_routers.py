@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.processes import back, kill, process_id, stop_for
-from tests.chaos.streams import Progress, ask_all, assert_same, questions, until
+from tests.chaos.streams import Progress, ask_all, assert_same, questions, undisturbed, until
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import Operator, operator
 from tests.e2e.running import Up
@@ -21,14 +21,14 @@ TWO_HUNDRED = questions(200, 24)
 @pytest.mark.parametrize("moments", [1, 3])
 async def test_a_router_is_killed(scripted_stack: StartScripted, moments: int) -> None:
     up = scripted_stack(*TWO_OF_EACH, **SIXTEEN_ROWS)
-    undisturbed = await ask_all(up.url, TWO_HUNDRED)
+    expected = await undisturbed(up.url, TWO_HUNDRED)
 
     async def fault(progress: Progress) -> None:
         for moment in range(1, moments + 1):
             await answered(progress, 30 * moment)
             await back(up, f"r{moment % 2 + 1}", kill(up, f"r{moment % 2 + 1}"))
 
-    assert_same(await ask_all(up.url, TWO_HUNDRED, fault), undisturbed)
+    assert_same(await ask_all(up.url, TWO_HUNDRED, fault), expected)
     async with operator(up) as op:
         await op.assert_clean()
         await assert_nothing_waits(up, op)
@@ -38,25 +38,25 @@ async def test_both_routers_are_killed(scripted_stack: StartScripted) -> None:
     """For a second there is none: new work waits for it in vain, work that is owned does not need it."""
     up = scripted_stack(*TWO_OF_EACH, **SIXTEEN_ROWS)
     asked = questions(32, 80)
-    undisturbed = await ask_all(up.url, asked)
+    expected = await undisturbed(up.url, asked)
 
     async def fault(progress: Progress) -> None:
         await progress.everybody_has(2)
         for name, before in [(name, kill(up, name)) for name in ("r1", "r2")]:
             await back(up, name, before)
 
-    assert_same(await ask_all(up.url, asked, fault), undisturbed)
+    assert_same(await ask_all(up.url, asked, fault), expected)
 
 
 async def test_a_router_stands_still_for_ten_seconds(scripted_stack: StartScripted) -> None:
     up = scripted_stack(*TWO_OF_EACH, **SIXTEEN_ROWS)
-    undisturbed = await ask_all(up.url, TWO_HUNDRED)
+    expected = await undisturbed(up.url, TWO_HUNDRED)
 
     async def fault(progress: Progress) -> None:
         await answered(progress, 30)
         await stop_for(up, "r1", 10.0)
 
-    assert_same(await ask_all(up.url, TWO_HUNDRED, fault), undisturbed)
+    assert_same(await ask_all(up.url, TWO_HUNDRED, fault), expected)
     async with operator(up) as op:
         await op.assert_clean()
         await assert_nothing_waits(up, op)

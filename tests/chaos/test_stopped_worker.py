@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.chaos.processes import stop_for
-from tests.chaos.streams import Progress, ask_all, assert_same, longest_pause, questions
+from tests.chaos.streams import Progress, ask_all, assert_same, longest_pause, questions, undisturbed
 from tests.chaos.tap import Finds, handing_off, taking_over, tap
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import operator
@@ -32,7 +32,7 @@ STOPPED_S = 10.0
 async def test_one_side_of_a_transfer(scripted_stack: StartScripted, side: Finds) -> None:
     up = scripted_stack(*TWO_OF_EACH, **BIG_BLOCKS)
     asked = questions(32, 80)
-    undisturbed = await ask_all(up.url, asked)
+    expected = await undisturbed(up.url, asked)
     async with tap(up) as bus:
         stops: list[asyncio.Task[None]] = []
 
@@ -43,7 +43,7 @@ async def test_one_side_of_a_transfer(scripted_stack: StartScripted, side: Finds
             await bus.first("hr.decode.*.handoff", side, stop)
 
         answers = await ask_all(up.url, asked, fault)
-        assert_same(answers, undisturbed)
+        assert_same(answers, expected)
         print(f"\nlongest pause: {longest_pause(answers):.3f} s")
         await asyncio.gather(*stops)
         await bus.operator.assert_clean()
@@ -52,14 +52,14 @@ async def test_one_side_of_a_transfer(scripted_stack: StartScripted, side: Finds
 async def test_a_decoding_worker_with_the_pool_under_pressure(scripted_stack: StartScripted) -> None:
     up = scripted_stack(*TWO_OF_EACH, **UNDER_PRESSURE)
     asked = questions(32, 120)
-    undisturbed = await ask_all(up.url, asked)
+    expected = await undisturbed(up.url, asked)
 
     async def fault(progress: Progress) -> None:
         await progress.everybody_has(3)
         await stop_for(up, "d1", STOPPED_S)
 
     answers = await ask_all(up.url, asked, fault)
-    assert_same(answers, undisturbed)
+    assert_same(answers, expected)
     print(f"\nlongest pause: {longest_pause(answers):.3f} s")
     async with operator(up) as op:
         await op.assert_clean()

@@ -44,6 +44,18 @@ class Tap:
             await subscription.unsubscribe()
 
 
+    async def all_of(self, subject: str) -> list[Msg]:
+        """A list to which every message on `subject` from now on is added."""
+        messages: list[Msg] = []
+
+        async def heard(msg: Msg) -> None:
+            messages.append(msg)
+
+        await self.operator.client.subscribe(subject, cb=heard)
+        await self.operator.client.flush()
+        return messages
+
+
 @asynccontextmanager
 async def tap(up: Up) -> AsyncIterator[Tap]:
     async with operator(up) as op:

@@ -60,7 +60,7 @@ static void strip_piece(scratch *own, weight_rows from, int depth, int dtype, co
     int whole = 0; /* how many of k went the fast way */
 #if HR_TRANSPOSE
     if (size == 2 && (whole = depth / PACK_STEP * PACK_STEP)) {
-        const int first = rows < PACKING_ROWS ? rows : PACKING_ROWS;
+        const int first = rows_to_pack(rows);
         packing_multiply(first, dtype, x, x_step, from, whole, own->product, add, (uint16_t *)own->weights, first < rows);
         multiply(rows - first, dtype, x + first * x_step, x_step, packed, whole, own->product + first * STRIP, STRIP, add);
     }

@@ -11,7 +11,7 @@
 
 #define PACK_DEPTH 512 /* k of one strip at a time: 32 KiB of packed weights, which stay in a near cache */
 #define PACK_STEP 8    /* k of one transposition */
-#define PACKING_ROWS (TILE_ROWS >= 12 ? 4 : 2) /* rows whose sums hide behind a transposition; more would only be more code */
+#define PACKING_ROWS (TILE_ROWS >= 12 ? 8 : 2) /* rows whose sums fit beside a transposition */
 
 /* 16 rows of one matrix and 16 of the same or another one, `step` bytes from row to row. `ahead`: to what is wanted next. */
 typedef struct {
@@ -109,7 +109,7 @@ static inline __attribute__((always_inline)) void packing_tile(const int rows, c
                                                                weight_rows from, int depth, float *c, int add, uint16_t *to,
                                                                int keep) {
     lanes sum[PACKING_ROWS][2];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         sum[r][0] = add ? lanes_load(c + r * STRIP) : lanes_zero();
         sum[r][1] = add ? lanes_load(c + r * STRIP + LANES) : lanes_zero();
@@ -120,7 +120,7 @@ static inline __attribute__((always_inline)) void packing_tile(const int rows, c
 #pragma GCC unroll 8
         for (int j = 0; j < PACK_STEP; j++) {
             lanes left = load_weights(to, j * STRIP, dtype), right = load_weights(to, j * STRIP + LANES, dtype);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int r = 0; r < rows; r++) {
                 lanes value = lanes_all(x[r * x_step + i + j]);
                 sum[r][0] = lanes_fma(value, left, sum[r][0]);
@@ -129,14 +129,17 @@ static inline __attribute__((always_inline)) void packing_tile(const int rows, c
         }
         if (keep) to += PACK_STEP * STRIP;
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         lanes_store(c + r * STRIP, sum[r][0]);
         lanes_store(c + r * STRIP + LANES, sum[r][1]);
     }
 }
 
-/* At most PACKING_ROWS rows. */
+/* How many of `rows` rows packing_multiply takes: up to 4, or 8. Each number is code of its own. */
+static inline int rows_to_pack(int rows) { return rows >= PACKING_ROWS ? PACKING_ROWS : rows < 4 ? rows : 4; }
+
+/* `rows` as rows_to_pack says. */
 static void packing_multiply(int rows, int dtype, const float *x, int64_t x_step, weight_rows from, int depth, float *c, int add,
                              uint16_t *to, int keep) {
 #define TILE(n, dtype) packing_tile(n <= PACKING_ROWS ? n : PACKING_ROWS, dtype, x, x_step, from, depth, c, add, to, keep)
@@ -147,7 +150,7 @@ static void packing_multiply(int rows, int dtype, const float *x, int64_t x_step
         else \
             TILE(n, HR_BF16); \
         break;
-    switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) }
+    switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(8) }
 #undef CASE
 #undef TILE
 }

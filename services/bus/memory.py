@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from schemas.errors import Disconnected, MessageTooLarge, NoResponders, RequestTimeout
@@ -33,6 +33,11 @@ class MemorySubscription:
     handler: Handler
     queue: str
     active: bool = True
+    prefix: str = field(init=False)
+    """What comes before the first wildcard; comparing it first spares most of the matching."""
+
+    def __post_init__(self) -> None:
+        self.prefix = self.subject.partition("*")[0].partition(">")[0]
 
     async def unsubscribe(self) -> None:
         self.active = False
@@ -114,7 +119,9 @@ class MemoryBroker:
         return targets + [self._random.choice(members) for members in groups.values()]
 
     def _listeners(self, subject: str) -> list[MemorySubscription]:
-        found = self._literal.get(subject, []) + [s for s in self._patterns if matches(s.subject, subject)]
+        found = self._literal.get(subject, []) + [
+            s for s in self._patterns if subject.startswith(s.prefix) and matches(s.subject, subject)
+        ]
         return [listener for listener in found if listener.bus.connected]
 
     def _list(self, subject: str) -> list[MemorySubscription]:

@@ -68,6 +68,7 @@ class Cluster:
         self.answers: list[Answer] = []
         self.then: Answer = None
         self.jobs: list[tuple[str, Job]] = []
+        self.inboxes: list[str] = []
         self.controls: list[tuple[str, Control]] = []
         self.cancels: list[CancelJob] = []
         self.acks = True
@@ -105,6 +106,7 @@ class Cluster:
 
     def _on_submit(self, msg: Msg) -> None:
         self.jobs.append((msg.subject, decode(msg.data, Job)))
+        self.inboxes.append(msg.reply)
         answer = self.answers.pop(0) if self.answers else self.then
         if answer is not None:
             self.bus.publish(msg.reply, encode(answer))

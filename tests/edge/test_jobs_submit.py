@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.codec import decode
+from schemas.codec import decode, encode
 from schemas.errors import (
     BusUnavailable,
     ContextLengthExceeded,
@@ -238,3 +238,27 @@ async def test_a_router_gives_an_attempt_up(cluster: Cluster) -> None:
     with pytest.raises(Unavailable) as caught:
         await handle.next(5.0)
     assert caught.value.code == "model_loading"
+
+
+async def test_a_submit_that_was_delivered_twice_is_owned_whatever_the_second_router_says(cluster: Cluster) -> None:
+    cluster.answers = [None]
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    cluster.own(PREFILL, job, 7)
+    await until(lambda: handle._job.owned)
+    for answer in (Queue(router=ROUTER), Refused(code="no_capacity", reason="full")):
+        cluster.bus.publish(cluster.inboxes[0], encode(answer))
+    cluster.tokens(DECODE, job, 7, 0, [5], finish=FinishReason.STOP)
+    assert await collect(handle) == ([5], FinishReason.STOP)
+    assert await cluster.queue.waiting(cluster.subjects.jobs()) == {}
+
+
+async def test_the_last_token_of_an_attempt_that_was_given_up_ends_the_job(cluster: Cluster) -> None:
+    cluster.then = cluster.accept(7)
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    cluster.own(DECODE, job, 7, hop=2, state=State.DECODING)
+    cluster.event(DECODE, job, 7, 2, State.RETRY)
+    cluster.tokens(DECODE, job, 7, 0, [5], finish=FinishReason.STOP)
+    assert await collect(handle) == ([5], FinishReason.STOP)
+    assert len(cluster.jobs) == 1

@@ -29,6 +29,8 @@ class Record:
     reason: FinishReason
     tokens: list[int] = field(default_factory=list)
     outcome: str = ""
+    owned: bool = False
+    """Somebody owned the job before it ended."""
     wrong: str = ""
     received: int = 0
     stalled: float = 0.0
@@ -77,4 +79,4 @@ async def _listen(record: Record, handle: JobHandle) -> None:
         record.outcome = "gave_up"
         handle.cancel()
     except HeadraceError as error:
-        record.outcome = error.code or type(error).__name__
+        record.outcome, record.owned = error.code or type(error).__name__, record.job.owned

@@ -10,6 +10,7 @@ import asyncio
 from random import Random
 
 from schemas.codec import encode
+from schemas.errors import Disconnected
 from schemas.identity import process_id
 from schemas.state import Cause, Death, Role
 from schemas.subjects import Subjects
@@ -25,6 +26,7 @@ from tests.simulation.transfer import Wires
 
 _ROLES = {"p": Role.PREFILL, "d": Role.DECODE, "b": Role.BOTH}
 _APART_S = 0.1
+_START_S = 1.0
 
 
 class Cluster:
@@ -57,7 +59,7 @@ class Cluster:
         process = Process(self.loop, name, process_id(name, clock.wall(), random))
         bus = MemoryBus(self.network.broker, process.id, role=name[0], clock=clock)
         self.network.join(process, bus)
-        node = Node(process, bus, clock, Reached(self.queue, self.network, process.id), random, asyncio.Event())
+        node = Node(process, bus, clock, Reached(self.queue, self.network, process.id), random, asyncio.Event(), self.loop.time())
         self.nodes[name] = self.by_id[process.id] = node
         self.network.note(f"start {process.id}")
         process.spawn(self._run(node), "main")
@@ -72,12 +74,27 @@ class Cluster:
                     await serve_router(node)
                 case role:
                     await serve_worker(node, _ROLES[role], self.plan.engine, self.wires)
+        except Disconnected:
+            self._failed_to_start(node)
+            return
         except Exception as error:
             self.failures.append(f"{node.process.id} failed: {error!r}")
-        if not node.process.dead:
-            node.exited = True
-            await node.bus.close()
-            self._host.spawn(self._tell_death(node.process.id, Cause.LEFT), "obituary")
+        node.exited = True
+        await node.bus.close()
+        self._host.spawn(self._tell_death(node.process.id, Cause.LEFT), "obituary")
+        self.loop.call_later(_APART_S, self._look_for_tasks, node, context=self._host.context)
+
+    def _failed_to_start(self, node: Node) -> None:
+        """The bus went away meanwhile: the process ends, and its supervisor starts another. Later no service may end so."""
+        if self.loop.time() > node.started + _START_S:
+            self.failures.append(f"{node.process.id} ended because the bus was away")
+        fault = Fault(self.loop.time(), "kill", node.name, lasts=_START_S, flag=True)
+        self.loop.call_soon(self.strike, fault, context=self._host.context)
+
+    def _look_for_tasks(self, node: Node) -> None:
+        left = [task.get_name() for task in node.process.tasks()]
+        if left:
+            self.failures.append(f"{node.process.id} left tasks behind: {left}")
 
     async def _tell_death(self, process: str, cause: Cause) -> None:
         for _ in range(3):
@@ -160,6 +177,5 @@ class Cluster:
             node.process.context.run(node.stop.set)
         await asyncio.sleep(3 * 2.0 + 1.0)
         for node in self.by_id.values():
-            if not node.exited:
-                await node.process.reap()
+            await node.process.reap()
         await self._host.reap()

@@ -9,23 +9,32 @@ from dataclasses import dataclass
 
 from schemas.codec import decode
 from schemas.reply import Digest, Reply
+from schemas.state import Cause, Death, Role
 from services.bus.memory import Delivery
+from services.kv.holders import ReservationHolder
 from services.kv.pool import LedgerError
 from services.worker.runs import Run
+from services.worker.worker import Worker
 from tests.simulation.client import Record
 from tests.simulation.cluster import Cluster
 from tests.simulation.network import State
 from tests.simulation.nodes import Node
 
 TICK_S = 0.05
-UNWANTED_S = 0.5 + 0.1 + TICK_S
-"""Undisturbed delivery after the edge heard of the run; a step and a look at the clock beside."""
+UNWANTED_S = 0.5 + TICK_S
+"""Undisturbed delivery after the edge heard of the run, beside the step in progress."""
+KNOWN_S = 0.1 + TICK_S
+"""The same for the run that the edge itself had adopted."""
+PROVEN_S = 0.1 + TICK_S
+"""From the news of a death to the end of the attempt that the dead process had."""
 IN_ANY_CASE_S = 15.0 + 0.5
-LEASE_S = 3.0 + 0.25 + 0.1 + 2 * TICK_S
+LEASE_S = 3.0 + 0.25 + 2 * TICK_S
 BUS_RULE_S = 10.0
 STALL_S = 5.0
 """A lost owner is given up after 3 s; then a submit, a placement, a prefill."""
 LATE_S = 0.2
+LONGEST_BLOCKS = 36
+"""Of 60 prompt and 80 generated tokens, and one to grow."""
 _SETTLED_S = 0.5
 
 
@@ -48,9 +57,12 @@ class Watch:
     def __init__(self, cluster: Cluster, records: list[Record]) -> None:
         self._cluster = cluster
         self._records = records
+        self._step_s = cluster.plan.engine.longest_step_s
         self._wrongs: dict[tuple[str, int], _Wrong] = {}
         self._adopted: dict[tuple[str, int], int] = {}
         self._books: dict[str, tuple[int, int, int]] = {}
+        self._news: dict[tuple[str, str], float] = {}
+        """When a process heard of a death: (who heard, who died)."""
         cluster.network.on_arrival = self._on_arrival
 
     def look(self) -> None:
@@ -98,16 +110,18 @@ class Watch:
             return
         wrong.why = why
         wrong.age += TICK_S
-        undisturbed = self._undisturbed(node) and self._undisturbed(edge) and self._cluster.network.weather.calm
-        wrong.heard = wrong.heard or self._knows(edge, run)
+        told = (node.process.id, edge.process.id) in self._news
+        undisturbed = self._undisturbed(node) and (told or self._undisturbed(edge)) and self._cluster.network.weather.calm
+        known = self._knows(edge, run)
+        wrong.heard = wrong.heard or known or told
         wrong.calm = wrong.calm + TICK_S if undisturbed and wrong.heard else 0.0
         wrong.lone = wrong.lone + TICK_S if not edge.alive and self._undisturbed(node, 3.0) else 0.0
         for spent, allowed in (
             (wrong.age, IN_ANY_CASE_S),
-            (wrong.calm, UNWANTED_S),
+            (wrong.calm, KNOWN_S if known else UNWANTED_S),
             (wrong.lone, LEASE_S + (BUS_RULE_S if self._edges_away() > 1 else 0.0)),
         ):
-            if spent > allowed:
+            if spent > allowed + self._step_s:
                 raise Violation(f"{node.process.id} still computes run {run.id:x} of {run.job.job} ({why}): {wrong}")
 
     def _unwanted(self, edge: Node, run: Run) -> str:
@@ -147,7 +161,11 @@ class Watch:
         )
 
     def _on_arrival(self, delivery: Delivery) -> None:
-        """Does an edge hear of an unwanted run now?"""
+        """Does an edge hear of an unwanted run now, or somebody of a death?"""
+        if delivery.msg.subject.startswith("hr.dead."):
+            death = decode(delivery.msg.data, Death)
+            if death.cause is not Cause.DISCONNECTED:
+                self._news.setdefault((delivery.target.bus.process, death.process), self._cluster.loop.time())
         if not self._wrongs or not delivery.msg.subject.startswith("hr.reply."):
             return
         reply = decode(delivery.msg.data, Reply)  # type: ignore[arg-type]
@@ -161,8 +179,12 @@ class Watch:
 
     def _judge_progress(self, record: Record, well: int | None) -> None:
         """A job that was owned goes on when there is somebody to go on with it."""
-        received = record.job.received()
-        if well is None or received != record.received or not record.job.owned or not self._undisturbed(record.node):
+        job = record.job
+        told = self._news.get((record.node.process.id, job.in_charge), float("inf"))
+        if record.node.process.running and not job.closed and not job.over.done() and self._cluster.loop.time() > told + PROVEN_S:
+            raise Violation(f"client {record.number} still waits for {job.in_charge}, whose death its edge knows")
+        received = job.received()
+        if well is None or received != record.received or not job.owned or not self._undisturbed(record.node):
             record.received, record.stalled = received, 0.0
             return
         record.stalled += TICK_S
@@ -174,9 +196,10 @@ class Watch:
         if not self._cluster.network.weather.calm:
             return None
         newest = self._cluster.nodes.values()
-        well = [node.name[0] for node in newest if node.alive and not node.stop.is_set() and self._undisturbed(node, 2.0)]
-        serves = "r" in well and ("b" in well or "d" in well)
-        return len(newest) - len(well) if serves else None
+        well = [node for node in newest if node.alive and not node.stop.is_set() and self._undisturbed(node, 2.0)]
+        routes = any(node.router is not None for node in well)
+        serves = any(node.worker is not None and _has_room(node.worker) for node in well)
+        return len(newest) - len(well) if routes and serves else None
 
     def _judge_client(self, record: Record) -> None:
         if record.wrong:
@@ -191,3 +214,10 @@ class Watch:
             return
         if now > record.started + record.client.total_s + LATE_S:
             raise Violation(f"client {record.number} waits beyond its total deadline")
+
+
+def _has_room(worker: Worker) -> bool:
+    """It would take another run to decode, of any length there is."""
+    pool, slots = worker.engine.pool, worker.engine.info.max_batch
+    taken = sum(isinstance(holder, ReservationHolder) for holder in pool.holders) + sum(run.hop == 2 for run in worker.runs)
+    return worker.role is not Role.PREFILL and taken < slots and pool.available >= LONGEST_BLOCKS

@@ -30,7 +30,7 @@ from services.telemetry.metrics import Metrics
 from services.worker.service import Phase, run
 from services.worker.worker import Worker
 from tests.simulation.loop import Process
-from tests.simulation.plan import Engine
+from tests.simulation.plan import STEP_TOKENS, Engine
 from tests.simulation.queue import Reached
 from tests.simulation.reference import CONTEXT, EOS, VOCAB
 from tests.simulation.transfer import Client, Server, Wires
@@ -52,6 +52,7 @@ class Node:
     queue: Reached
     random: Random
     stop: asyncio.Event
+    started: float
     edge: Supervisor | None = None
     router: Router | None = None
     worker: Worker | None = None
@@ -129,7 +130,7 @@ def scripted(shape: Engine, clock: Clock) -> StepEngine:
         vocab_size=VOCAB.stop,
         block_tokens=BLOCK_TOKENS,
         eos_ids=frozenset({EOS}),
-        step_tokens=64,
+        step_tokens=STEP_TOKENS,
         max_batch=shape.max_batch,
     )
-    return StepEngine(info, pool, runner, ChunkedScheduler(max_batch=shape.max_batch, max_tokens=64), clock)
+    return StepEngine(info, pool, runner, ChunkedScheduler(max_batch=shape.max_batch, max_tokens=STEP_TOKENS), clock)

@@ -17,7 +17,7 @@ def judge(record: Record, plan: Plan) -> None:
     if record.wrong:
         raise Violation(f"client {record.number}: {record.wrong}")
     allowed = set(_ITS_OWN)
-    if not record.job.owned:
+    if not record.owned:
         allowed |= _BUSY
         if plan.faults or plan.storms:
             allowed |= {Unavailable.code, "bus_unavailable", "model_loading"}

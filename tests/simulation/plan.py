@@ -14,6 +14,7 @@ from schemas.job import Sampling, Tier
 from tests.simulation.network import Weather
 from tests.simulation.reference import VOCAB
 
+STEP_TOKENS = 64
 FIRST_S = 1.5
 """When the first client comes: every process has started."""
 
@@ -56,6 +57,10 @@ class Engine:
     block_s: float
     """What the transfer of one block takes, beside the way there and back."""
 
+    @property
+    def longest_step_s(self) -> float:
+        return max(STEP_TOKENS * self.prefill_token_s, self.decode_step_s) + 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -88,7 +93,7 @@ def plan(seed: int, kinds: tuple[str, ...] = ()) -> Plan:
         blocks=random.choice((40, 64)),
         max_batch=random.choice((2, 4, 8)),
         prefill_token_s=random.choice((0.001, 0.005)),
-        decode_step_s=random.choice((0.02, 0.04, 0.06)),
+        decode_step_s=random.choice((0.02, 0.05, 0.1)),
         block_s=random.choice((0.0, 0.0, 0.01, 0.1)),
     )
     names = Plan(seed, edges, routers, prefill, decode, both, engine, (), (), (), (), ()).names
@@ -162,8 +167,9 @@ def _when(random: Random) -> float:
 
 def _kill(random: Random, names: list[str]) -> Fault:
     """`lasts`: until it is started again under its name, 0 = never."""
-    name = random.choice(names)
-    return Fault(_when(random), "kill", name, lasts=random.choice((0.0, 0.2, 1.0, 4.0)), flag=random.random() < 0.7)
+    return Fault(
+        _when(random), "kill", random.choice(names), lasts=random.choice((0.0, 0.2, 1.0, 4.0)), flag=random.random() < 0.7
+    )
 
 
 def _pause(random: Random, names: list[str]) -> Fault:

@@ -7,6 +7,7 @@ the owner's hop only grows; `attempt` only grows; after `closed` the consumer ge
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -68,6 +69,8 @@ class ActiveJob:
         self.run = 0
         self.hop = 0
         self.processes: dict[int, str] = {}
+        self.queued_at = math.inf
+        """When the queue took it (the event loop's time)."""
         self.over: asyncio.Future[AttemptEnd | None] = asyncio.get_running_loop().create_future()
         self.final = self.ended = False
         for choice in self.choices:
@@ -166,6 +169,11 @@ class ActiveJob:
     def queue_deadline(self) -> float:
         """Unix seconds."""
         return self._stamp + self.draft.limits.queue_s
+
+    @property
+    def waits(self) -> bool:
+        """In the queue, as far as is known here."""
+        return self.state is State.QUEUED and not self.run and not self.closed and not self.over.done()
 
     @property
     def may_compute(self) -> bool:

@@ -1,4 +1,4 @@
-"""What was lost on the way, tokens or the end of a run: its owner is asked to repeat it, each 100 ms, until it is here or given up.
+"""What was lost on the way, tokens or the end of a run: its owner is asked to repeat it, each 100 ms, until it is here.
 
 Owns the timers of these requests. Invariant: time in which our own connection is down, or has just come back, is not held against
 an owner.

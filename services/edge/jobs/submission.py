@@ -6,6 +6,7 @@ to its attempt number.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from schemas.codec import encode
@@ -61,6 +62,8 @@ class Submission:
             case Accepted():
                 self._accepted(job, answer)
                 return None
+            case _ if job.run:
+                return None  # the submit was delivered twice, and the other one was accepted
             case Queue() if not job.owned:
                 return await self._enqueue(job, encode(message))
             case Queue():
@@ -74,29 +77,43 @@ class Submission:
                 if process:
                     job.processes.setdefault(hop, process)
 
-    async def _enqueue(self, job: ActiveJob, data: bytes) -> AttemptEnd | None:
-        draft = job.draft
+    async def put_again(self, job: ActiveJob) -> bool:
+        """A job that waits, into a queue that may have lost it. False when the queue cannot be reached, or is full."""
+        try:
+            return await self._put(job, encode(job.message())) is not Put.FULL
+        except HeadraceError as error:
+            _log.info("the queue cannot be reached: %s", error.message)
+            return False
+
+    async def _put(self, job: ActiveJob, data: bytes) -> Put:
+        draft, attempt = job.draft, job.attempt
         headers = {
             "tier": draft.tier.value,
             "lane": str(draft.lane),
             "deadline": f"{job.queue_deadline:.3f}",
-            "attempt": str(job.attempt),
+            "attempt": str(attempt),
             "edge": self._wire.bus.process,
         }
         subject = self._wire.subjects.job(draft.model, draft.tier, draft.lane, job.id)
+        put = await self._queue.put(subject, data, msg_id=f"{job.id}.{attempt}", ttl_s=draft.limits.queue_s, headers=headers)
+        if job.attempt == attempt:
+            job.queued_at = asyncio.get_running_loop().time()
+        return put
+
+    async def _enqueue(self, job: ActiveJob, data: bytes) -> AttemptEnd | None:
         job.state = advance(job.state, State.QUEUED)
         try:
-            put = await self._queue.put(
-                subject, data, msg_id=f"{job.id}.{job.attempt}", ttl_s=draft.limits.queue_s, headers=headers
-            )
+            put = await self._put(job, data)
         except MessageTooLarge:
             return AttemptEnd("too_large", PayloadTooLarge(_TOO_LARGE), final=True)
         except HeadraceError as error:
             _log.warning("the queue cannot be reached: %s", error.message)
+            if job.run:
+                return None
             unavailable = Unavailable("The queue cannot be reached now.", retry_after=_RETRY_S)
             return AttemptEnd("queue_unreachable", unavailable, final=True, alive=True)
         if put is Put.FULL:
-            retry_after = self._board.retry_after(draft.model)
+            retry_after = self._board.retry_after(job.draft.model)
             return AttemptEnd("queue_full", Overloaded("The queue is full.", retry_after=retry_after), final=True)
         return None
 

@@ -34,6 +34,7 @@ from services.edge.jobs.life import JobLife
 from services.edge.jobs.models import ModelBoard
 from services.edge.jobs.peers import Peers
 from services.edge.jobs.recovery import Recovery
+from services.edge.jobs.requeue import Requeue
 from services.edge.jobs.strangers import Strangers
 from services.edge.jobs.submission import Submission
 from services.edge.jobs.timing import Timing
@@ -70,6 +71,7 @@ class Supervisor:
         strangers = Strangers(self._wire, clock, self._timing.repeat_s)
         recovery = Recovery(self._wire, self._timing)
         peers = Peers(clock)
+        self._requeue = Requeue(self._jobs, submission, self.models, bus)
         self._vigil = Vigil(self._jobs, peers, bus, clock, self._timing)
         self._inbox = Inbox(self._jobs, self._wire, strangers, recovery, self.models, peers, self._timing)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -103,6 +105,7 @@ class Supervisor:
         ]
         self._spawn(self._beats.run())
         self._spawn(self._vigil.run())
+        self._spawn(self._requeue.run())
 
     async def close(self, timeout: float) -> None:
         """Cancel what still runs, wait for it at most `timeout` seconds, say goodbye."""

@@ -1,0 +1,136 @@
+"""Owners that fall silent, runs that their digests do not mention, ends that were lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from random import Random
+
+import pytest
+
+from schemas.job import Job
+from schemas.lifecycle import State
+from schemas.reply import Digest, DigestEntry, FinishReason
+from schemas.state import Cause
+from services.clock import ManualClock
+from services.edge.jobs.handle import JobHandle
+from services.edge.jobs.supervisor import Supervisor
+from services.telemetry.metrics import Metrics
+from tests.edge.cluster import DECODE, FAST, PREFILL, ROUTER, Cluster, collect, draft, until
+
+RUN = 7
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def watched(clock: ManualClock) -> AsyncIterator[Cluster]:
+    """A cluster whose edge looks when it is told to: its clock stands still, so its own looks find nothing."""
+    cluster = Cluster()
+    cluster.edge = Supervisor(cluster.edge_bus, cluster.queue, cluster.subjects, clock, Random(1), Metrics.null(), FAST)
+    cluster.then = cluster.accept(RUN)
+    await cluster.open()
+    yield cluster
+    await cluster.close()
+
+
+async def _owned(cluster: Cluster, who: str = DECODE, hop: int = 2) -> tuple[JobHandle, Job]:
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    cluster.own(who, job, RUN, hop=hop)
+    await until(lambda: handle._job.hop)
+    return handle, job
+
+
+def _entry(job: Job, state: State, run: int = RUN, attempt: int = 1, hop: int = 2, last: int = -1) -> DigestEntry:
+    return DigestEntry(run=run, job=job.job, attempt=attempt, hop=hop, state=state, last=((0, last),) if last >= 0 else ())
+
+
+async def _finish(cluster: Cluster, handle: JobHandle, attempt: int) -> None:
+    job = await cluster.submitted(attempt)
+    assert job.attempt == attempt
+    assert job.resume
+    cluster.tokens(DECODE, job, RUN, 0, [5], finish=FinishReason.STOP)
+    assert await collect(handle) == ([5], FinishReason.STOP)
+
+
+async def test_a_silent_owner_is_given_up_after_3_s(watched: Cluster, clock: ManualClock) -> None:
+    handle, _ = await _owned(watched)
+    clock.advance(2.9)
+    watched.report()
+    await asyncio.sleep(0.01)
+    watched.edge._vigil.look()
+    assert handle._job.attempt == 1
+    clock.advance(0.2)
+    watched.edge._vigil.look()
+    await _finish(watched, handle, 2)
+    assert watched.cancelled(DECODE, RUN)  # if it lives, it shall not compute on
+
+
+async def test_when_the_router_fell_silent_too_it_is_the_bus(watched: Cluster, clock: ManualClock) -> None:
+    handle, _ = await _owned(watched)
+    clock.advance(9.9)
+    watched.edge._vigil.look()
+    assert handle._job.attempt == 1
+    clock.advance(0.2)
+    watched.edge._vigil.look()
+    await _finish(watched, handle, 2)
+
+
+async def test_a_router_known_to_be_dead_says_nothing_about_the_bus(watched: Cluster, clock: ManualClock) -> None:
+    handle, _ = await _owned(watched)
+    watched.die(ROUTER, Cause.LEFT)
+    await asyncio.sleep(0.01)
+    clock.advance(3.1)
+    watched.edge._vigil.look()
+    await _finish(watched, handle, 2)
+
+
+async def test_a_run_that_two_digests_of_its_owner_lack_is_lost(watched: Cluster) -> None:
+    handle, job = await _owned(watched)
+    other = Digest(process=DECODE)
+    watched.digest(DECODE, other)
+    watched.digest(PREFILL, Digest(process=PREFILL))
+    watched.digest(PREFILL, Digest(process=PREFILL))
+    await asyncio.sleep(0.01)
+    watched.edge._vigil.look()
+    assert handle._job.attempt == 1
+    watched.digest(DECODE, Digest(process=DECODE, runs=(_entry(job, State.DECODING),)))
+    watched.digest(DECODE, other)
+    await asyncio.sleep(0.01)
+    watched.edge._vigil.look()
+    assert handle._job.attempt == 1
+    watched.digest(DECODE, other)
+    await asyncio.sleep(0.01)
+    watched.edge._vigil.look()
+    await _finish(watched, handle, 2)
+
+
+async def test_a_digest_makes_an_owner_whose_word_was_lost(watched: Cluster) -> None:
+    handle, job = await _owned(watched, PREFILL, hop=1)
+    watched.digest(DECODE, Digest(process=DECODE, runs=(_entry(job, State.DECODING, last=1),)))
+    await until(lambda: handle._job.owner == DECODE)
+    await until(watched.replays)
+    watched.tokens(DECODE, job, RUN, 0, [5, 6], finish=FinishReason.STOP)
+    assert await collect(handle) == ([5, 6], FinishReason.STOP)
+
+
+async def test_an_end_that_only_the_digest_tells_is_asked_for(watched: Cluster) -> None:
+    handle, job = await _owned(watched)
+    watched.digest(DECODE, Digest(process=DECODE, runs=(_entry(job, State.RETRY),)))
+    await until(watched.replays)
+    watched.event(DECODE, job, RUN, 2, State.RETRY)
+    await _finish(watched, handle, 2)
+
+
+async def test_a_run_of_a_digest_that_nobody_wants_is_cancelled_unless_it_has_ended(watched: Cluster) -> None:
+    handle, job = await _owned(watched)
+    runs = (_entry(job, State.DECODING, run=8), _entry(job, State.CANCELLED, run=9))
+    watched.digest(DECODE, Digest(process=DECODE, runs=runs))
+    await until(lambda: watched.cancelled(DECODE, 8))
+    assert not watched.cancelled(DECODE, 9)
+    watched.tokens(DECODE, job, RUN, 0, [5], finish=FinishReason.STOP)
+    await collect(handle)

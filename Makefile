@@ -2,6 +2,7 @@
 #
 #   make up [PREFILL=2 DECODE=2 BOTH=0 ROUTER=2 EDGE=1 MODEL=… PORT=… ENGINE=… VERBOSE=1]    start everything; Ctrl-C stops it
 #   make test        what takes under 15 minutes        make lint     ruff, mypy, import layers
+#   make simulate [SEEDS=10000 FIRST=0]    the control plane under faults, in virtual time
 #   make test-all    everything                         make clean    remove .venv and caches
 #
 # PYTHON=…       a Python 3.11 or 3.12; by default the first one found that runs
@@ -15,7 +16,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install $(if $(CI),--progress-b
        $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: up test test-all lint format model constraints clean help
+.PHONY: up test test-all simulate lint format model constraints clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -31,6 +32,9 @@ test: $(VENV)/.dev model
 
 test-all: $(VENV)/.dev model
 	$(RUN) -m pytest $(TESTS)
+
+simulate: $(VENV)/.dev
+	$(RUN) -m tests.simulation --seeds $(or $(SEEDS),10000) --first $(or $(FIRST),0)
 
 lint: $(VENV)/.dev
 	$(RUN) -m ruff check .

@@ -15,6 +15,6 @@ PINNED: dict[int, str] = {
     153: "decode was cut off for 4 s with nothing proven: nobody gave up a silent owner",
     166: "decode stood still for 10 s: as 153",
     167: "as 97",
-    1738: "a submit was delivered twice: the second answer sent a job that was owned into the queue, which was down, and so ended it",
+    1738: "a submit was delivered twice: the second answer sent a job that was owned into the queue, which was down",
     193: "as 58, while prefill was paused",
 }

@@ -103,6 +103,14 @@ class MemoryWorkQueue:
         self._now()
         return self._jobs.pop(subject, None) is not None
 
+    def __contains__(self, subject: str) -> bool:
+        return subject in self._jobs
+
+    def lose_everything(self) -> None:
+        """As a server does that restarts: no jobs, and no memory of those that were."""
+        self._jobs.clear()
+        self._seen.clear()
+
     def forget(self, entry: _Entry) -> None:
         self._now()
         if self._jobs.get(entry.subject) is entry:

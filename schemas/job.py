@@ -69,6 +69,16 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
             raise ValueError("max_tokens is below 1")
         if not (0.0 <= self.temperature <= 2.0 and 0.0 < self.top_p <= 1.0):  # NaN fails both
             raise ValueError("temperature or top_p is out of range")
+        additive = (self.presence_penalty, self.frequency_penalty)
+        if not (all(abs(penalty) <= 2.0 for penalty in additive) and 0.01 <= self.repetition_penalty <= 10.0):
+            raise ValueError("a penalty is out of range")
+        if not all(abs(bias) <= 100.0 for bias in self.logit_bias.values()):
+            raise ValueError("a logit_bias is outside -100..100")
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the ids before a token change its logits."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 class Choice(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -22,6 +22,7 @@ class Capabilities(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     penalties: bool = False
     n: bool = False
     logprobs: bool = False
+    top_k: bool = False
     min_p: bool = False
     logit_bias: bool = False
     grammar: tuple[str, ...] = ()

@@ -30,6 +30,7 @@ class TextModel:
     def __init__(self, name: str, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self.name = name
         self._tokenizer = tokenizer
+        self._vocabulary = tokenizer.size
         self._encoder = PromptEncoder(tokenizer, template)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenise")
 
@@ -41,6 +42,11 @@ class TextModel:
             return cls(name, Tokenizer(assets), ChatTemplate(assets, clock))
         except TextError as error:
             raise ModelError(f"the model {name} cannot be served: {error}") from None
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids there are."""
+        return self._vocabulary
 
     async def encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The prompt's ids. Raises `InvalidRequest`."""

@@ -14,7 +14,7 @@ def admit(info: EngineInfo, spec: RunSpec, first: Sequence[FirstToken] = ()) -> 
     """The run's one open choice and all its ids, `first` included.
 
     Raises `UnsupportedParameter` for more choices, `ContextLengthExceeded` when no token more fits the context,
-    `InvalidRequest` for an id outside the vocabulary.
+    `InvalidRequest` for an id outside the vocabulary, a biased one too.
     """
     if len(spec.choices) != 1:
         raise UnsupportedParameter(f"{info.name} computes one choice a run", param="n")
@@ -22,6 +22,7 @@ def admit(info: EngineInfo, spec: RunSpec, first: Sequence[FirstToken] = ()) -> 
     ids = [*spec.prompt, *choice.generated, *(token.token for token in first)]
     if len(ids) >= info.context_length:
         raise ContextLengthExceeded(f"{len(ids)} tokens leave no room in a context of {info.context_length}")
-    if not 0 <= min(ids) <= max(ids) < info.vocab_size:
+    named = (*ids, *spec.sampling.logit_bias)
+    if not 0 <= min(named) <= max(named) < info.vocab_size:
         raise InvalidRequest(f"a token id is outside 0..{info.vocab_size - 1}")
     return choice, ids

@@ -184,7 +184,8 @@ class StepEngine:
             sequence.computed += chunk.count
             self._blocks.seal(sequence)
             if outcome is not None:
-                tokens.append(self._append(sequence, outcome, prefilled))
+                (drawn,) = outcome
+                tokens.append(self._append(sequence, drawn, prefilled))
         return StepReport(tuple(tokens), tuple(prefilled), seconds=seconds)
 
     def _append(self, sequence: Sequence, drawn: Sampled, prefilled: list[int]) -> TokenOutput:

@@ -12,7 +12,7 @@ from services.engine.scheduler import Step
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The token drawn for a chunk that samples."""
+    """One token drawn for a chunk that samples."""
 
     token: int
     logprob: Logprob | None = None
@@ -25,8 +25,8 @@ class Failed:
     reason: str
 
 
-Outcome = Sampled | Failed | None
-"""What came of one chunk: None where the chunk does not sample."""
+Outcome = tuple[Sampled, ...] | Failed | None
+"""What came of one chunk: a token for each choice in its sequence's `drawing`; None where the chunk does not sample."""
 
 
 class Runner(Protocol):

@@ -1,11 +1,15 @@
-"""Logits → tokens: greedy and seeded sampling.
+"""Logits → tokens: penalties, biases, filters, greedy and seeded draws, log-probabilities.
 
-Knows no engine and no torch. Invariant: token i of choice c depends on (seed, c, i, its row of logits) only, so it is the same
-whatever the batch, and the same after a resume on another worker.
+Knows no engine and no torch. Invariant: token i of choice c depends on (seed, c, i, its row of logits, the ids before it) only,
+so it is the same whatever the batch, and the same after a resume on another worker.
 
-The tokens of a row are in one order: logit descending, then id ascending. min_p, top_k and top_p each keep a beginning of that
-order (in this sequence; top_p counts the mass the other two left), and one uniform number picks from what is left by inverse
-transform. Sources: nucleus sampling, arXiv 1904.09751; min-p, arXiv 2407.01082; counter-based generators, Salmon et al., SC 2011.
+A row is changed first: the repetition penalty (on ids of prompt and answer: a positive logit divided, any other multiplied),
+frequency and presence penalty (on ids of the answer: subtracted a time and once), logit_bias (added), then what may not be drawn.
+Then the tokens are in one order: logit descending, id ascending. min_p, top_k and top_p each keep a beginning of that order (in
+this sequence; top_p counts the mass the other two left), and one uniform number picks from what is left by inverse transform.
+Sources: repetition penalty, arXiv 1909.05858, over prompt and answer as in Hugging Face transformers; presence and frequency
+penalty, the OpenAI API reference; nucleus sampling, arXiv 1904.09751; min-p, arXiv 2407.01082; counter-based generators, Salmon
+et al., SC 2011.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from numpy.typing import NDArray
 
 from schemas.job import Sampling
 from schemas.reply import Logprob
+from services.engine.history import History
 from services.engine.runner import Failed, Sampled
 
 Row = NDArray[np.float64]
@@ -31,12 +36,16 @@ _FLOORS = (-8.0, -24.0, _NOTHING)  # how far below the best token to look, in na
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The next token of one choice. `index`: its place among the choice's generated tokens; `banned`: ids it may not be."""
+    """The next token of one choice. `index`: its place among the choice's generated tokens; `banned`: ids it may not be.
+
+    `history`: the ids before it, when there are penalties.
+    """
 
     sampling: Sampling
     choice: int
     index: int
     banned: tuple[int, ...] = ()
+    history: History | None = None
 
 
 def sample(logits: NDArray[np.float32], draws: Sequence[Draw]) -> list[Sampled | Failed]:
@@ -53,15 +62,37 @@ def uniform(seed: int, choice: int, index: int) -> float:
 
 
 def _draw(row: NDArray[np.float32], draw: Draw) -> Sampled:
-    allowed = row
-    if draw.banned:
-        allowed = row.copy()
-        allowed[list(draw.banned)] = -np.inf
+    shaped = _shaped(row, draw)
     if draw.sampling.temperature == 0.0:
-        token = int(allowed.argmax())
+        token = int(shaped.argmax())
     else:
-        token = _pick(allowed, draw.sampling, uniform(draw.sampling.seed, draw.choice, draw.index))
+        token = _pick(shaped, draw.sampling, uniform(draw.sampling.seed, draw.choice, draw.index))
     return Sampled(token, _logprob(row, token, draw.sampling.logprobs))
+
+
+def _shaped(row: NDArray[np.float32], draw: Draw) -> NDArray[np.float32]:
+    """The row to draw from; `row` itself is left alone. What may not be drawn comes last, so that nothing brings it back."""
+    bias = draw.sampling.logit_bias
+    if draw.history is None and not bias and not draw.banned:
+        return row
+    shaped = row.copy()
+    if draw.history is not None:
+        _penalise(shaped, draw.history, draw.sampling)
+    if bias:
+        shaped[list(bias)] += np.array(list(bias.values()), np.float32)
+    if draw.banned:
+        shaped[list(draw.banned)] = -np.inf
+    return shaped
+
+
+def _penalise(row: NDArray[np.float32], history: History, sampling: Sampling) -> None:
+    ids, counts = history.ids, history.counts
+    values = row[ids]
+    factor = np.float32(sampling.repetition_penalty)
+    values = np.where(values > 0, values / factor, values * factor)
+    values -= np.float32(sampling.frequency_penalty) * counts
+    values -= np.float32(sampling.presence_penalty) * (counts > 0)
+    row[ids] = values
 
 
 def _pick(row: NDArray[np.float32], sampling: Sampling, point: float) -> int:
@@ -118,6 +149,7 @@ def _logprob(row: NDArray[np.float32], token: int, alternatives: int | None) -> 
     nats -= math.log(float(np.exp(nats).sum()))
     top: tuple[tuple[int, float], ...] = ()
     if alternatives > 0:
-        least = np.partition(nats, -alternatives)[-alternatives]
-        top = tuple((int(best), float(nats[best])) for best in _order(nats, float(least))[:alternatives])
+        most = min(alternatives, len(nats))
+        least = np.partition(nats, -most)[-most]
+        top = tuple((int(best), float(nats[best])) for best in _order(nats, float(least))[:most])
     return Logprob(token=token, logprob=float(nats[token]), top=top)

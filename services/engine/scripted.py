@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from services.engine.runner import Sampled
+from services.engine.runner import Outcome, Sampled
 from services.engine.scheduler import Chunk, Step
 from services.engine.sequence import Sequence as EngineSequence
 from services.kv.pool import BlockPool
@@ -83,7 +83,7 @@ class ScriptedRunner:
         self._timing = timing
         self._chosen: dict[int, Script | None] = {}
 
-    async def execute(self, step: Step) -> list[Sampled | None] | None:
+    async def execute(self, step: Step) -> list[Outcome] | None:
         sequences = [chunk.sequence for chunk in step.chunks]
         if not await self._wait(self._duration(step), sequences):
             return None
@@ -107,13 +107,13 @@ class ScriptedRunner:
             seconds -= _SLICE_S
         return True
 
-    def _compute(self, chunk: Chunk) -> Sampled | None:
+    def _compute(self, chunk: Chunk) -> Outcome:
         sequence, ids = chunk.sequence, chunk.sequence.ids
         fingerprint = self._before(sequence, chunk.start)
         for position in range(chunk.start, chunk.start + chunk.count):
             fingerprint = _link(fingerprint, ids[position])
             _SLOT.pack_into(*self._slot(sequence, position), fingerprint)
-        return Sampled(self._draw(sequence, fingerprint)) if chunk.samples else None
+        return tuple(Sampled(self._draw(sequence, fingerprint, choice)) for choice in sequence.drawing) if chunk.samples else None
 
     def _before(self, sequence: EngineSequence, start: int) -> int:
         """The fingerprint of the tokens before `start`, from the blocks; checked once a sequence. Raises ScriptedFault."""
@@ -132,11 +132,11 @@ class ScriptedRunner:
         block, offset = divmod(position, self._block_tokens)
         return self._pool.view(sequence.blocks[block]), offset * _SLOT.size
 
-    def _draw(self, sequence: EngineSequence, fingerprint: int) -> int:
+    def _draw(self, sequence: EngineSequence, fingerprint: int, choice: int) -> int:
         script, index = self._script(sequence, keep=True), sequence.generated
         if script is None:
             seed = sequence.sampling.seed if sequence.sampling.temperature > 0 else 0
-            drawn = xxhash.xxh3_64_intdigest(_DRAW.pack(fingerprint, seed, sequence.choice, index))
+            drawn = xxhash.xxh3_64_intdigest(_DRAW.pack(fingerprint, seed, choice, index))
             return self._vocab[drawn % len(self._vocab)]
         if script.fail_at == index:
             raise ScriptedFault(f"the script fails at token {index}")

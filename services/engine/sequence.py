@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from schemas.job import Sampling
 from schemas.reply import FinishReason
+from services.engine.history import History
 from services.engine.protocol import RunSpec
 
 
@@ -18,7 +19,8 @@ from services.engine.protocol import RunSpec
 class Sequence:
     """`reused`: tokens whose KV came from this engine's prefix cache; `cached_tokens`: what the job is told of the prompt's.
 
-    `hashes`: identities of its first blocks, as far as they are known; the first `sealed` blocks are shareable.
+    `hashes`: identities of its first blocks, as far as they are known; the first `sealed` blocks are shareable. `history` is the
+    sampler's, there when penalties ask for it.
     """
 
     spec: RunSpec
@@ -34,6 +36,7 @@ class Sequence:
     reused: int = 0
     sealed: int = 0
     hashes: list[bytes] = field(default_factory=list)
+    history: History | None = None
     prompt_length: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,6 +54,11 @@ class Sequence:
     def generated(self) -> int:
         """How many tokens this choice has generated, in all attempts."""
         return len(self.ids) - self.prompt_length
+
+    @property
+    def drawing(self) -> tuple[int, ...]:
+        """The choices whose next token is drawn from the logits of the last id."""
+        return (self.choice,)
 
     @property
     def uncomputed(self) -> int:

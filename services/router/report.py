@@ -88,6 +88,7 @@ def _common(all_of: Sequence[Capabilities]) -> Capabilities:
         penalties=every("penalties"),
         n=every("n"),
         logprobs=every("logprobs"),
+        top_k=every("top_k"),
         min_p=every("min_p"),
         logit_bias=every("logit_bias"),
         grammar=tuple(kind for kind in all_of[0].grammar if all(kind in one.grammar for one in all_of)),

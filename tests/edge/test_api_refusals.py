@@ -167,12 +167,13 @@ async def test_what_the_engine_cannot_honour_is_refused_by_name(param: str, valu
 
 async def test_what_the_engine_offers_is_honoured() -> None:
     api = Api()
-    api.jobs.capabilities = Capabilities(seed=True, penalties=True, min_p=True, logit_bias=True)
+    api.jobs.capabilities = Capabilities(seed=True, penalties=True, top_k=True, min_p=True, logit_bias=True)
     fields = {"presence_penalty": 1, "min_p": 0.25, "top_k": 4, "logit_bias": {"5": -100}, "repetition_penalty": 1.5}
     assert (await api.post(**fields)).status_code == 200
     sampling = api.jobs.draft.sampling
     assert (sampling.presence_penalty, sampling.min_p, sampling.top_k, sampling.logit_bias) == (1.0, 0.25, 4, {5: -100.0})
-    check(await api.post(logit_bias={"x": 1}), 400, param="logit_bias")
+    for token in ("x", "-1", "1.5", "999999", "\u0661"):
+        check(await api.post(logit_bias={token: 1}), 400, param="logit_bias")
     api.jobs.capabilities = Capabilities()
     check(await api.post(seed=1), 400, param="seed", code="unsupported_parameter")
 

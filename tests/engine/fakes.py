@@ -28,7 +28,7 @@ Answer = Callable[[Step], Sequence[Outcome] | None]
 
 
 def count_up(step: Step) -> list[Outcome]:
-    return [Sampled((chunk.sequence.ids[-1] + 1) % VOCAB) if chunk.samples else None for chunk in step.chunks]
+    return [(Sampled((chunk.sequence.ids[-1] + 1) % VOCAB),) if chunk.samples else None for chunk in step.chunks]
 
 
 @dataclass

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from schemas.job import Sampling
+from services.engine.history import History
 from services.engine.runner import Failed, Sampled
 from services.engine.sampling import Draw, sample, uniform
 
@@ -29,8 +30,27 @@ filters = st.fixed_dictionaries(
 )
 
 
-def draw(*, choice: int = 0, index: int = 0, banned: tuple[int, ...] = (), seed: int = 7, **sampling: Any) -> Draw:
-    return Draw(Sampling(seed=seed, max_tokens=1, **sampling), choice, index, banned)
+penalties = st.fixed_dictionaries(
+    {
+        "repetition_penalty": st.sampled_from((0.5, 1.0, 1.3, 2.0)),
+        "presence_penalty": st.sampled_from((-2.0, 0.0, 0.5, 2.0)),
+        "frequency_penalty": st.sampled_from((-1.0, 0.0, 0.25, 2.0)),
+        "logit_bias": st.dictionaries(st.integers(0, 19), st.sampled_from((-100.0, -1.0, 0.5, 100.0)), max_size=4),
+    }
+)
+token_ids = st.lists(st.integers(0, 19), max_size=40)
+
+
+def draw(
+    *,
+    choice: int = 0,
+    index: int = 0,
+    banned: tuple[int, ...] = (),
+    seed: int = 7,
+    history: History | None = None,
+    **sampling: Any,
+) -> Draw:
+    return Draw(Sampling(seed=seed, max_tokens=1, **sampling), choice, index, banned, history)
 
 
 def one(row: Logits, which: Draw) -> Sampled:
@@ -166,3 +186,67 @@ def test_no_alternatives_are_given_unless_asked_for() -> None:
 
 def test_nothing_to_draw() -> None:
     assert sample(np.zeros((0, 40), np.float32), []) == []
+
+
+# penalties and biases
+
+
+def history(prompt: list[int], generated: list[int]) -> History:
+    seen = History(prompt)
+    for cut in range(0, len(generated), 3):  # as steps and attempts bring them
+        seen.extend(generated[cut : cut + 3])
+    return seen
+
+
+def changed_by_the_book(row: Logits, sampling: Sampling, prompt: list[int], generated: list[int]) -> Logits:
+    """Token by token, as the definitions read."""
+    changed = row.copy()
+    for token in range(len(row)):
+        if token in prompt or token in generated:
+            factor = np.float32(sampling.repetition_penalty)
+            changed[token] = changed[token] / factor if changed[token] > 0 else changed[token] * factor
+        count = generated.count(token)
+        changed[token] -= np.float32(sampling.frequency_penalty) * np.float32(count)
+        changed[token] -= np.float32(sampling.presence_penalty) if count else np.float32(0)
+        changed[token] += np.float32(sampling.logit_bias.get(token, 0.0))
+    return changed
+
+
+@given(st.integers(0, 2**32 - 1), token_ids, token_ids, penalties, filters, seeds)
+def test_penalties_are_what_the_definitions_say(
+    weather: int, prompt: list[int], generated: list[int], asked: dict[str, Any], kept: dict[str, Any], seed: int
+) -> None:
+    row = np.random.default_rng(weather).normal(0, 4, 20).astype(np.float32)
+    before = row.copy()
+    for how in (kept, {"temperature": 0.0}):
+        which = draw(seed=seed, index=len(generated), history=history(prompt, generated), logprobs=3, **asked, **how)
+        plain = draw(seed=seed, index=len(generated), **how)
+        changed = changed_by_the_book(row, which.sampling, prompt, generated)
+        drawn = one(row, which)
+        assert drawn.token == one(changed, plain).token
+        assert drawn.logprob == one(row, draw(logprobs=3, temperature=0.0, logit_bias={drawn.token: 100.0})).logprob, (
+            "the model's own"
+        )
+    assert np.array_equal(row, before), "the next draw from this row must find it as it was"
+
+
+def test_a_penalty_tells_the_prompt_from_the_answer() -> None:
+    row = np.array([3.0, 2.9, 0.0], np.float32)
+    greedy = {"temperature": 0.0}
+    assert one(row, draw(history=history([0], []), presence_penalty=1.0, **greedy)).token == 0
+    assert one(row, draw(history=history([0], []), frequency_penalty=1.0, **greedy)).token == 0
+    assert one(row, draw(history=history([0], []), repetition_penalty=2.0, **greedy)).token == 1
+    assert one(row, draw(history=history([], [0]), presence_penalty=1.0, **greedy)).token == 1
+
+
+def test_no_bias_brings_back_what_may_not_be_drawn() -> None:
+    row = np.array([5.0, 1.0, 0.0], np.float32)
+    assert one(row, draw(banned=(0,), logit_bias={0: 100.0}, temperature=0.0)).token == 1
+    assert one(row, draw(logit_bias={2: 100.0}, temperature=0.0)).token == 2
+
+
+def test_a_vocabulary_smaller_than_the_alternatives_asked_for() -> None:
+    logprob = one(np.zeros(5, np.float32), draw(logprobs=20)).logprob
+    assert logprob is not None
+    assert [token for token, _ in logprob.top] == [0, 1, 2, 3, 4]
+    assert sum(math.exp(value) for _, value in logprob.top) == pytest.approx(1.0)

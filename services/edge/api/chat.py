@@ -94,7 +94,7 @@ class ChatCompletions:
         draft = Draft(
             model=asked.model,
             prompt=pack_ids(ids),
-            sampling=sampling(asked, limit, served.random.randrange(U64)),
+            sampling=sampling(asked, limit, served.random.randrange(U64), served.text.vocabulary),
             limits=self._limits,
             lane=served.tenant.lane,
             salt=served.tenant.salt,

@@ -35,7 +35,7 @@ def refuse_unsupported(request: ChatRequest, capabilities: Capabilities) -> None
         "frequency_penalty": (bool(request.frequency_penalty), capabilities.penalties),
         "repetition_penalty": (request.repetition_penalty not in (None, 1), capabilities.penalties),
         "min_p": (bool(request.min_p), capabilities.min_p),
-        "top_k": ((request.top_k or 0) > 0, capabilities.min_p),  # no flag of its own: a sampler has both or neither
+        "top_k": ((request.top_k or 0) > 0, capabilities.top_k),
         "logit_bias": (bool(request.logit_bias), capabilities.logit_bias),
     }
     for name, (wanted, offered) in asked.items():
@@ -56,8 +56,11 @@ def max_tokens(request: ChatRequest, prompt_tokens: int, context_length: int, de
     return min(asked, remaining) if asked else remaining
 
 
-def sampling(request: ChatRequest, limit: int, seed: int) -> Sampling:
-    """`limit`: as `max_tokens` gives it; `seed`: drawn for a request that has none. Raises `InvalidRequest`."""
+def sampling(request: ChatRequest, limit: int, seed: int, vocabulary: int) -> Sampling:
+    """`limit`: as `max_tokens` gives it; `seed`: drawn for a request that has none; `vocabulary`: how many token ids there are.
+
+    Raises `InvalidRequest`.
+    """
     if (request.min_tokens or 0) > limit:
         raise InvalidRequest(f"'min_tokens' is more than the {limit} tokens that may be generated.", param="min_tokens")
     return Sampling(
@@ -71,7 +74,7 @@ def sampling(request: ChatRequest, limit: int, seed: int) -> Sampling:
         repetition_penalty=_or(request.repetition_penalty, 1.0),
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        logit_bias=_bias(request.logit_bias or {}),
+        logit_bias=_bias(request.logit_bias or {}, vocabulary),
         ignore_eos=request.ignore_eos or False,
     )
 
@@ -80,10 +83,10 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else float(value)
 
 
-def _bias(value: dict[str, Any]) -> dict[int, float]:
+def _bias(value: dict[str, Any], vocabulary: int) -> dict[int, float]:
     bias = {}
     for key, amount in value.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < vocabulary):
             raise InvalidRequest(f"'logit_bias' holds {key[:20]!r}, which is no token id.", param="logit_bias")
         bias[int(key)] = float(amount)
     return bias

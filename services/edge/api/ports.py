@@ -55,6 +55,9 @@ class TextModel(Protocol):
 
     name: str
 
+    @property
+    def vocabulary(self) -> int: ...
+
     async def encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]: ...
 
     def stream(self, stops: Sequence[str]) -> Text: ...

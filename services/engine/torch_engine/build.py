@@ -76,7 +76,9 @@ def _info(
             numerics=backend.numerics,
             parallelism="1",
         ),
-        capabilities=Capabilities(seed=True, logprobs=True, min_p=True, exact_resume=backend.exact),
+        capabilities=Capabilities(
+            seed=True, penalties=True, logprobs=True, top_k=True, min_p=True, logit_bias=True, exact_resume=backend.exact
+        ),
         context_length=min(config.context, backend.tokens),
         vocab_size=config.vocab,
         block_tokens=BLOCK_TOKENS,

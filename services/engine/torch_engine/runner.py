@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from services.engine.drawing import Draws, draws_of, outcomes
 from services.engine.runner import Outcome
-from services.engine.sampling import Draw, sample
-from services.engine.scheduler import Chunk, Step
+from services.engine.scheduler import Step
 from services.engine.torch_engine.batch import Batch, build_batch
 from services.engine.torch_engine.model import Llama
 
@@ -28,7 +28,7 @@ class TorchRunner:
 
     async def execute(self, step: Step) -> Sequence[Outcome] | None:
         batch = build_batch(step)
-        draws = [self._draw(chunk) if chunk.samples else None for chunk in step.chunks]
+        draws = draws_of(step, self._eos_ids)
         sequences = [chunk.sequence for chunk in step.chunks]
 
         def cancelled() -> bool:
@@ -39,15 +39,9 @@ class TorchRunner:
     async def close(self) -> None:
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
-    def _draw(self, chunk: Chunk) -> Draw:
-        sequence = chunk.sequence
-        banned = sequence.enders(self._eos_ids) if sequence.generated < sequence.sampling.min_tokens else frozenset()
-        return Draw(sequence.sampling, sequence.choice, sequence.generated, tuple(banned))
-
-    def _compute(self, batch: Batch, draws: Sequence[Draw | None], cancelled: Callable[[], bool]) -> Sequence[Outcome] | None:
+    def _compute(self, batch: Batch, draws: Sequence[Draws], cancelled: Callable[[], bool]) -> Sequence[Outcome] | None:
         """In the thread."""
         logits = self._model.forward(batch, cancelled)
         if logits is None:
             return None
-        drawn = iter(sample(logits.numpy(), [draw for draw in draws if draw is not None]))
-        return [None if draw is None else next(drawn) for draw in draws]
+        return outcomes(logits.numpy(), draws)

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from services.engine.drawing import Draws, draws_of, outcomes
 from services.engine.runner import Outcome
-from services.engine.sampling import Draw, sample
-from services.engine.scheduler import Chunk, Step
+from services.engine.scheduler import Step
 from services.engine.torch_engine.kernel.batch import Batch, build_batch
 from services.engine.torch_engine.kernel.model import KernelModel, StopFlag
 
@@ -30,7 +30,7 @@ class KernelRunner:
 
     async def execute(self, step: Step) -> Sequence[Outcome] | None:
         stop = StopFlag()
-        draws = [self._draw(chunk) if chunk.samples else None for chunk in step.chunks]
+        draws = draws_of(step, self._eos_ids)
         computing = asyncio.get_running_loop().run_in_executor(self._thread, self._compute, build_batch(step), draws, stop)
         try:
             while not (await asyncio.wait({computing}, timeout=_LOOK_S))[0]:
@@ -44,15 +44,9 @@ class KernelRunner:
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
         self._model.close()
 
-    def _draw(self, chunk: Chunk) -> Draw:
-        sequence = chunk.sequence
-        banned = sequence.enders(self._eos_ids) if sequence.generated < sequence.sampling.min_tokens else frozenset()
-        return Draw(sequence.sampling, sequence.choice, sequence.generated, tuple(banned))
-
-    def _compute(self, batch: Batch, draws: Sequence[Draw | None], stop: StopFlag) -> Sequence[Outcome] | None:
+    def _compute(self, batch: Batch, draws: Sequence[Draws], stop: StopFlag) -> Sequence[Outcome] | None:
         """In the thread."""
         logits = self._model.compute(batch, stop, self._threads)
         if logits is None:
             return None
-        drawn = iter(sample(logits, [draw for draw in draws if draw is not None]))
-        return [None if draw is None else next(drawn) for draw in draws]
+        return outcomes(logits, draws)

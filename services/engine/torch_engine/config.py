@@ -1,6 +1,7 @@
 """A Hugging Face `config.json` of the Llama family as the numbers the model needs.
 
-Invariant: what this engine would compute wrongly is refused by name, before any weight is loaded.
+The family: Llama 2 and 3 and all that call themselves so (SmolLM2), Qwen2 (biases on q, k and v) and Qwen3 (norms on the heads of
+q and k). Invariant: what this engine would compute wrongly is refused by name, before any weight is loaded.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.engine.torch_engine.rope import Rope, parse_rope
 from services.models.errors import ModelError
 
-ARCHITECTURES = ("LlamaForCausalLM",)
 _NEEDED = (
     "vocab_size",
     "hidden_size",
@@ -26,7 +27,10 @@ _NEEDED = (
 
 @dataclass(frozen=True, slots=True)
 class LlamaConfig:
-    """`group` query heads share one KV head; `context` is max_position_embeddings."""
+    """`group` query heads share one KV head; `context` is max_position_embeddings.
+
+    What has a bias: the projections to q, k and v, and the one back. `qk_norm`: each head of q and k is normed before RoPE.
+    """
 
     vocab: int
     hidden: int
@@ -36,13 +40,34 @@ class LlamaConfig:
     kv_heads: int
     head_dim: int
     context: int
-    rope_theta: float
+    rope: Rope
     eps: float
     tied: bool
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
 
     @property
     def group(self) -> int:
         return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class _Architecture:
+    """What transformers takes for granted of a model class. `head_dim`, `kv_heads` None: follow from the number of heads."""
+
+    always_biased: bool = False
+    may_be_biased: bool = False
+    qk_norm: bool = False
+    head_dim: int | None = None
+    kv_heads: int | None = None
+
+
+_ARCHITECTURES = {
+    "LlamaForCausalLM": _Architecture(may_be_biased=True),
+    "Qwen2ForCausalLM": _Architecture(always_biased=True, kv_heads=32),
+    "Qwen3ForCausalLM": _Architecture(may_be_biased=True, qk_norm=True, kv_heads=32, head_dim=128),
+}
 
 
 def load_config(path: Path) -> LlamaConfig:
@@ -55,22 +80,24 @@ def load_config(path: Path) -> LlamaConfig:
         raise ModelError(f"{path} is not a JSON object")
     try:
         return parse_config(raw)
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ModelError(f"{path}: {error}") from None
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
 
 
 def parse_config(raw: Mapping[str, Any]) -> LlamaConfig:
-    """`raw` as a configuration, with transformers' defaults. Raises `ModelError`, TypeError, ValueError."""
-    _refuse_unsupported(raw)
+    """`raw` as a configuration, with transformers' defaults. Raises `ModelError`, TypeError, ValueError, AttributeError."""
+    architecture = _architecture(raw)
     if missing := [key for key in _NEEDED if raw.get(key) is None]:
         raise ModelError(f"{', '.join(missing)} missing")
+    _refuse_unsupported(raw)
     heads = int(raw["num_attention_heads"])
-    kv_heads = int(_or(raw.get("num_key_value_heads"), heads))
-    head_dim = int(_or(raw.get("head_dim"), int(raw["hidden_size"]) // heads))
-    if kv_heads < 1 or heads % kv_heads or head_dim % 2:
+    kv_heads = int(_or(raw.get("num_key_value_heads"), architecture.kv_heads or heads))
+    head_dim = int(_or(raw.get("head_dim"), architecture.head_dim or int(raw["hidden_size"]) // heads))
+    if kv_heads < 1 or heads % kv_heads or head_dim < 2 or head_dim % 2:
         raise ModelError(f"{heads} heads, {kv_heads} KV heads and head_dim {head_dim} do not fit together")
+    asked_bias = architecture.may_be_biased and bool(raw.get("attention_bias"))
     return LlamaConfig(
         vocab=int(raw["vocab_size"]),
         hidden=int(raw["hidden_size"]),
@@ -80,32 +107,39 @@ def parse_config(raw: Mapping[str, Any]) -> LlamaConfig:
         kv_heads=kv_heads,
         head_dim=head_dim,
         context=int(raw["max_position_embeddings"]),
-        rope_theta=float(_or(_rope(raw).get("rope_theta"), _or(raw.get("rope_theta"), 10_000.0))),
+        rope=parse_rope(raw),
         eps=float(_or(raw.get("rms_norm_eps"), 1e-6)),
         tied=bool(_or(raw.get("tie_word_embeddings"), False)),
+        qkv_bias=architecture.always_biased or asked_bias,
+        output_bias=asked_bias,
+        qk_norm=architecture.qk_norm,
     )
 
 
+def _architecture(raw: Mapping[str, Any]) -> _Architecture:
+    name = (raw.get("architectures") or ["none named"])[0]
+    if name not in _ARCHITECTURES:
+        raise ModelError(f"architecture {name} is not supported; this engine computes {', '.join(_ARCHITECTURES)}")
+    return _ARCHITECTURES[name]
+
+
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    names = raw.get("architectures") or ["none named"]
-    if names[0] not in ARCHITECTURES:
-        raise ModelError(f"architecture {names[0]} is not supported; this engine computes {', '.join(ARCHITECTURES)}")
-    kind = _or(_rope(raw).get("rope_type"), _or(_rope(raw).get("type"), "default"))
     refused = {
-        f"rope scaling {kind!r}": kind != "default",
         f"hidden_act {raw.get('hidden_act')!r}": _or(raw.get("hidden_act"), "silu") != "silu",
-        "attention_bias": bool(raw.get("attention_bias")),
         "mlp_bias": bool(raw.get("mlp_bias")),
         "quantization_config": bool(raw.get("quantization_config")),
-        "partial_rotary_factor": _or(_rope(raw).get("partial_rotary_factor"), _or(raw.get("partial_rotary_factor"), 1.0)) != 1.0,
+        f"sliding window attention (window {raw.get('sliding_window')})": _slides(raw),
     }
     if wrong := [name for name, is_wrong in refused.items() if is_wrong]:
         raise ModelError(f"{', '.join(wrong)} is not supported by this engine")
 
 
-def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """transformers 5 writes `rope_parameters`, earlier ones `rope_scaling`."""
-    return _or(raw.get("rope_parameters"), _or(raw.get("rope_scaling"), {}))  # type: ignore[no-any-return]
+def _slides(raw: Mapping[str, Any]) -> bool:
+    """Whether a layer sees less than the whole context: many a configuration names a window that no layer uses."""
+    if (kinds := raw.get("layer_types")) is not None:
+        return any(kind != "full_attention" for kind in kinds)
+    window = raw.get("sliding_window") if raw.get("use_sliding_window") else None
+    return window is not None and int(_or(raw.get("max_window_layers"), 28)) < int(raw["num_hidden_layers"])
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -1,8 +1,9 @@
 """The Llama forward pass over a paged KV memory, in float32.
 
 Owns the arithmetic; must not know sequences, sampling or who holds a block. Invariant: a row of the step depends on its own
-tokens and blocks only. Sources: Llama (arXiv 2302.13971), RMSNorm (arXiv 1910.07467), RoPE (arXiv 2104.09864; pairs are the two
-halves of a head, as in Hugging Face checkpoints), GQA (arXiv 2305.13245), SwiGLU (arXiv 2002.05202), paged KV (arXiv 2309.06180).
+tokens and blocks only. Sources: Llama (arXiv 2302.13971), RMSNorm (arXiv 1910.07467), RoPE (rope.py; pairs are the two halves of
+a head, as in Hugging Face checkpoints), GQA (arXiv 2305.13245), norms of q and k (arXiv 2302.05442), SwiGLU (arXiv 2002.05202),
+paged KV (arXiv 2309.06180).
 """
 
 from __future__ import annotations
@@ -28,8 +29,7 @@ class Llama:
         self._kv = kv
         # One row for the K or V of one block and layer: gathering rows of a matrix is the copy torch does fastest.
         self._gatherable = kv.view(-1, BLOCK_TOKENS * config.kv_heads * config.head_dim)
-        steps = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-        self._frequencies = 1.0 / config.rope_theta**steps
+        self._frequencies = torch.from_numpy(config.rope.frequencies(config.head_dim))
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cancelled: Callable[[], bool]) -> Tensor | None:
@@ -42,15 +42,19 @@ class Llama:
             if cancelled():
                 return None
             query = self._project(number, layer, self._norm(hidden, layer.attention_norm), rotation, batch)
-            hidden = hidden + F.linear(self._attend(number, query, batch, masks), layer.output)
+            hidden = hidden + F.linear(self._attend(number, query, batch, masks), layer.output, layer.output_bias)
             hidden = hidden + self._mlp(layer, self._norm(hidden, layer.mlp_norm))
         return F.linear(self._norm(hidden[batch.sampled], self._weights.norm), self._weights.head)
 
     def _project(self, number: int, layer: Layer, hidden: Tensor, rotation: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
         """Queries [tokens, heads, head_dim]; keys and values are written to their blocks."""
         heads, kv_heads = self._config.heads, self._config.kv_heads
-        qkv = F.linear(hidden, layer.qkv).view(len(hidden), heads + 2 * kv_heads, self._config.head_dim)
-        turned = _rotate(qkv[:, : heads + kv_heads], rotation)
+        qkv = F.linear(hidden, layer.qkv, layer.qkv_bias).view(len(hidden), heads + 2 * kv_heads, self._config.head_dim)
+        straight = qkv[:, : heads + kv_heads]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            queries, keys = straight[:, :heads], straight[:, heads:]
+            straight = torch.cat((self._norm(queries, layer.query_norm), self._norm(keys, layer.key_norm)), dim=1)
+        turned = _rotate(straight, rotation)
         self._kv[batch.blocks, number, 0, batch.offsets] = turned[:, heads:]
         self._kv[batch.blocks, number, 1, batch.offsets] = qkv[:, heads + kv_heads :]
         return turned[:, :heads]
@@ -99,7 +103,8 @@ class Llama:
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [tokens, 1, head_dim / 2]."""
         angles = positions.float()[:, None, None] * self._frequencies
-        return angles.cos(), angles.sin()
+        amplitude = self._config.rope.amplitude
+        return angles.cos() * amplitude, angles.sin() * amplitude
 
 
 def _rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

@@ -27,11 +27,18 @@ _NORM = "model.norm.weight"
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer, matrices [out, in]. `qkv`: rows of q, then k, then v; `gate_up`: gate, then up."""
+    """One decoder layer, matrices [out, in]. `qkv`: rows of q, then k, then v; `gate_up`: gate, then up.
+
+    None: the model has no such bias, or no norms on the heads of q and k.
+    """
 
     attention_norm: Tensor
     qkv: Tensor
+    qkv_bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
     output: Tensor
+    output_bias: Tensor | None
     mlp_norm: Tensor
     gate_up: Tensor
     down: Tensor
@@ -55,7 +62,7 @@ def load_weights(files: Sequence[Path], config: LlamaConfig, dtype: torch.dtype 
         embed = source.take(_EMBED)
         return Weights(
             embed=embed,
-            layers=tuple(_layer(source, f"model.layers.{number}") for number in range(config.layers)),
+            layers=tuple(_layer(source, config, f"model.layers.{number}") for number in range(config.layers)),
             norm=source.take(_NORM),
             head=embed if config.tied else source.take(_HEAD),
         )
@@ -89,36 +96,52 @@ class _Source:
                 raise ModelError(f"{name} is stored as {found.get_dtype()}; this engine reads {', '.join(_FLOATS)}")
 
 
-def _layer(source: _Source, prefix: str) -> Layer:
+def _layer(source: _Source, config: LlamaConfig, prefix: str) -> Layer:
     def take(*names: str) -> Tensor:
-        return source.take(*(f"{prefix}.{name}.weight" for name in names))
+        return source.take(*(f"{prefix}.{name}" for name in names))
 
     return Layer(
-        attention_norm=take("input_layernorm"),
-        qkv=take("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        output=take("self_attn.o_proj"),
-        mlp_norm=take("post_attention_layernorm"),
-        gate_up=take("mlp.gate_proj", "mlp.up_proj"),
-        down=take("mlp.down_proj"),
+        attention_norm=take("input_layernorm.weight"),
+        qkv=take(*(f"self_attn.{part}_proj.weight" for part in "qkv")),
+        qkv_bias=take(*(f"self_attn.{part}_proj.bias" for part in "qkv")) if config.qkv_bias else None,
+        query_norm=take("self_attn.q_norm.weight") if config.qk_norm else None,
+        key_norm=take("self_attn.k_norm.weight") if config.qk_norm else None,
+        output=take("self_attn.o_proj.weight"),
+        output_bias=take("self_attn.o_proj.bias") if config.output_bias else None,
+        mlp_norm=take("post_attention_layernorm.weight"),
+        gate_up=take("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+        down=take("mlp.down_proj.weight"),
     )
 
 
 def _shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    hidden, kv, q = config.hidden, config.kv_heads * config.head_dim, config.heads * config.head_dim
-    layer = {
-        "input_layernorm": (hidden,),
-        "self_attn.q_proj": (q, hidden),
-        "self_attn.k_proj": (kv, hidden),
-        "self_attn.v_proj": (kv, hidden),
-        "self_attn.o_proj": (hidden, q),
-        "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (config.intermediate, hidden),
-        "mlp.up_proj": (config.intermediate, hidden),
-        "mlp.down_proj": (hidden, config.intermediate),
+    layer = _layer_shapes(config)
+    shapes = {f"model.layers.{number}.{name}": shape for number in range(config.layers) for name, shape in layer.items()}
+    head = {} if config.tied else {_HEAD: (config.vocab, config.hidden)}
+    return {_EMBED: (config.vocab, config.hidden), _NORM: (config.hidden,)} | shapes | head
+
+
+def _layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    hidden, dim = config.hidden, config.head_dim
+    kv, q = config.kv_heads * dim, config.heads * dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (q, hidden),
+        "self_attn.k_proj.weight": (kv, hidden),
+        "self_attn.v_proj.weight": (kv, hidden),
+        "self_attn.o_proj.weight": (hidden, q),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (config.intermediate, hidden),
+        "mlp.up_proj.weight": (config.intermediate, hidden),
+        "mlp.down_proj.weight": (hidden, config.intermediate),
     }
-    shapes = {f"model.layers.{i}.{name}.weight": shape for i in range(config.layers) for name, shape in layer.items()}
-    head = {} if config.tied else {_HEAD: (config.vocab, hidden)}
-    return {_EMBED: (config.vocab, hidden), _NORM: (hidden,)} | shapes | head
+    if config.qkv_bias:
+        shapes |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
+    if config.output_bias:
+        shapes |= {"self_attn.o_proj.bias": (hidden,)}
+    if config.qk_norm:
+        shapes |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
+    return shapes
 
 
 def _open(file: Path) -> Any:

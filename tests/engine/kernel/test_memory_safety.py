@@ -13,7 +13,7 @@ import torch
 
 from services.engine.torch_engine.config import load_config
 from services.engine.torch_engine.kernel.batch import Batch
-from services.engine.torch_engine.kernel.library import Library
+from services.engine.torch_engine.kernel.library import DType, Library
 from services.engine.torch_engine.kernel.model import KernelModel, StopFlag
 from services.models.errors import ModelError
 from tests.engine.kernel.conftest import checkpoint, machine
@@ -139,3 +139,18 @@ def test_weights_that_do_not_fit_the_configuration_are_refused_by_name(library: 
         open_with(tensors | {name: replace(tensors[name], shape=(3, 3))})
     with pytest.raises(ModelError, match=f"does not have: {name}.more"):
         open_with(tensors | {f"{name}.more": tensors[name]})
+
+
+def test_a_bias_that_the_configuration_promises_must_be_there(library: Library, half_gqa: tiny.Tiny) -> None:
+    config = replace(load_config(half_gqa.files.config), qkv_bias=True)
+    with pytest.raises(ModelError, match=r"lack model\.layers\.0\.self_attn\.q_proj\.bias"):
+        KernelModel(library, config, tensors_in(half_gqa.files.folder), np.zeros(0, np.uint8), max_rows=1, max_threads=1)
+
+
+def test_gate_and_up_of_different_types_are_refused(library: Library, half_gqa: tiny.Tiny) -> None:
+    """They are multiplied side by side, as one type."""
+    tensors = tensors_in(half_gqa.files.folder)
+    name = "model.layers.1.mlp.up_proj.weight"
+    mixed = tensors | {name: replace(tensors[name], dtype=DType.F32)}
+    with pytest.raises(ModelError, match="different types"):
+        KernelModel(library, load_config(half_gqa.files.config), mixed, np.zeros(0, np.uint8), max_rows=1, max_threads=1)

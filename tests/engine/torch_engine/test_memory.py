@@ -10,9 +10,10 @@ import torch
 
 from services.engine.torch_engine import memory
 from services.engine.torch_engine.config import LlamaConfig
+from services.engine.torch_engine.rope import Rope
 from services.settings import SettingsError, WorkerSettings
 
-CONFIG = LlamaConfig(257, 48, 96, 3, 6, 2, 8, 4096, 1e4, 1e-5, False)
+CONFIG = LlamaConfig(257, 48, 96, 3, 6, 2, 8, 4096, Rope(1e4), 1e-5, False)
 BLOCK_BYTES = 3 * 2 * 16 * 2 * 8 * 4
 
 

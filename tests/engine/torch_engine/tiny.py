@@ -1,4 +1,4 @@
-"""Tiny random Llama checkpoints, and what transformers says of them."""
+"""Tiny random checkpoints of the Llama family, and what transformers says of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PretrainedConfig, PreTrainedModel
 
 from services.clock import SystemClock
 from services.engine.core import StepEngine
@@ -27,7 +27,7 @@ class Tiny:
     """A checkpoint on disk and the same model in transformers."""
 
     files: ModelFiles
-    reference: LlamaForCausalLM
+    reference: PreTrainedModel
 
     @torch.inference_mode()
     def logits(self, ids: list[int]) -> Tensor:
@@ -41,8 +41,18 @@ class Tiny:
         return made[0, len(prompt) :].tolist()
 
 
-def make(folder: Path, *, shard: str = "5GB", dtype: torch.dtype = torch.float32, **changes: Any) -> Tiny:
-    """A random model, saved as transformers saves it. Large weights, so that logits differ by much more than rounding."""
+def make(
+    folder: Path,
+    *,
+    kind: type[PretrainedConfig] = LlamaConfig,
+    shard: str = "5GB",
+    dtype: torch.dtype = torch.float32,
+    **changes: Any,
+) -> Tiny:
+    """A random model, saved as transformers saves it. Large weights, so that logits differ by much more than rounding.
+
+    The reference is read back: a model that was cast keeps rotation frequencies of that precision.
+    """
     torch.manual_seed(11)
     shape: dict[str, Any] = {
         "vocab_size": VOCAB,
@@ -58,9 +68,13 @@ def make(folder: Path, *, shard: str = "5GB", dtype: torch.dtype = torch.float32
         "eos_token_id": EOS,
         "tie_word_embeddings": False,
     }
-    model = LlamaForCausalLM(LlamaConfig(**shape | changes)).to(dtype).eval()
-    model.save_pretrained(folder, max_shard_size=shard)
-    return Tiny(files_of(folder), model.float())
+    model = AutoModelForCausalLM.from_config(kind(**shape | changes))
+    for name, parameter in model.named_parameters():
+        if name.endswith(("bias", "norm.weight")):  # made as zeros and ones, which would hide a missing one
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    model.to(dtype).save_pretrained(folder, max_shard_size=shard)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return Tiny(files_of(folder), reference)
 
 
 def files_of(folder: Path) -> ModelFiles:
@@ -75,8 +89,9 @@ def files_of(folder: Path) -> ModelFiles:
     )
 
 
-def engine(files: ModelFiles, **settings: Any) -> StepEngine:
-    return build(files, WorkerSettings(**{"kv_blocks": 64, "threads": 1} | settings), SystemClock())
+def engine(files: ModelFiles, *, kernels: Path | None = None, **settings: Any) -> StepEngine:
+    """In pure torch, without a folder of `kernels`."""
+    return build(files, WorkerSettings(**{"kv_blocks": 64, "threads": 1} | settings), SystemClock(), kernels=kernels)
 
 
 def prompt(seed: int, length: int) -> list[int]:

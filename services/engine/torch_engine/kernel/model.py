@@ -5,7 +5,7 @@ Must not know sequences, sampling or who holds a block. Invariant: everything th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ class KernelModel:
         self._config = config
         self._alive: list[object] = [kv, tensors]
         source = _Source(tensors, self._alive)
-        rope = _rope_tables(config)
+        rope = config.rope.tables(config.head_dim, config.context)
         self._alive += rope
         embed = source.linear("model.embed_tokens", config.vocab, config.hidden)
         block_bytes = library.block_bytes(config.layers, config.kv_heads, config.head_dim, kv_dtype)
@@ -130,16 +130,13 @@ class _Source:
         self._alive = alive
         self._used: set[str] = set()
 
-    def linear(self, name: str, outputs: int, inputs: int) -> Linear:
+    def linear(self, name: str, outputs: int, inputs: int, *, biased: bool = False) -> Linear:
         weight = self._take(f"{name}.weight", (outputs, inputs))
-        bias = self._floats(f"{name}.bias", outputs) if f"{name}.bias" in self._tensors else None
+        bias = self._floats(f"{name}.bias", outputs) if biased else None
         return Linear(weight.address, bias, outputs, inputs, weight.dtype)
 
     def norm(self, name: str, width: int) -> int:
         return self._floats(f"{name}.weight", width)
-
-    def norm_if_any(self, name: str, width: int) -> int | None:
-        return self.norm(name, width) if f"{name}.weight" in self._tensors else None
 
     def refuse_unused(self, tied: bool) -> None:
         """What the model has and the kernel would leave out makes other answers; but for copies of what is computed anyway."""
@@ -166,24 +163,20 @@ class _Source:
 def _layer(source: _Source, config: LlamaConfig, number: int) -> Layer:
     prefix, hidden, dim = f"model.layers.{number}", config.hidden, config.head_dim
     queries, keys = config.heads * dim, config.kv_heads * dim
+    gate = source.linear(f"{prefix}.mlp.gate_proj", config.intermediate, hidden)
+    up = source.linear(f"{prefix}.mlp.up_proj", config.intermediate, hidden)
+    if gate.dtype != up.dtype:
+        raise ModelError(f"{prefix}.mlp: gate_proj and up_proj are stored in different types")
     return Layer(
         attention_norm=source.norm(f"{prefix}.input_layernorm", hidden),
-        query_norm=source.norm_if_any(f"{prefix}.self_attn.q_norm", dim),
-        key_norm=source.norm_if_any(f"{prefix}.self_attn.k_norm", dim),
+        query_norm=source.norm(f"{prefix}.self_attn.q_norm", dim) if config.qk_norm else None,
+        key_norm=source.norm(f"{prefix}.self_attn.k_norm", dim) if config.qk_norm else None,
         mlp_norm=source.norm(f"{prefix}.post_attention_layernorm", hidden),
-        query=source.linear(f"{prefix}.self_attn.q_proj", queries, hidden),
-        key=source.linear(f"{prefix}.self_attn.k_proj", keys, hidden),
-        value=source.linear(f"{prefix}.self_attn.v_proj", keys, hidden),
-        output=source.linear(f"{prefix}.self_attn.o_proj", hidden, queries),
-        gate=source.linear(f"{prefix}.mlp.gate_proj", config.intermediate, hidden),
-        up=source.linear(f"{prefix}.mlp.up_proj", config.intermediate, hidden),
+        query=source.linear(f"{prefix}.self_attn.q_proj", queries, hidden, biased=config.qkv_bias),
+        key=source.linear(f"{prefix}.self_attn.k_proj", keys, hidden, biased=config.qkv_bias),
+        value=source.linear(f"{prefix}.self_attn.v_proj", keys, hidden, biased=config.qkv_bias),
+        output=source.linear(f"{prefix}.self_attn.o_proj", hidden, queries, biased=config.output_bias),
+        gate=gate,
+        up=up,
         down=source.linear(f"{prefix}.mlp.down_proj", hidden, config.intermediate),
     )
-
-
-def _rope_tables(config: LlamaConfig) -> Sequence[Floats]:
-    """cos and sin [context, head_dim / 2]; the angles are float32 products, as checkpoints were trained with."""
-    steps = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    frequencies = np.float32(1.0) / np.float32(config.rope_theta) ** steps
-    angles = np.arange(config.context, dtype=np.float32)[:, None] * frequencies
-    return [np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)]

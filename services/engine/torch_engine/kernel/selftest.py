@@ -15,6 +15,7 @@ from services.engine.torch_engine.kernel.batch import Batch
 from services.engine.torch_engine.kernel.checkpoint import Mapped
 from services.engine.torch_engine.kernel.library import BLOCK_TOKENS, DType, Library
 from services.engine.torch_engine.kernel.model import Floats, KernelModel, StopFlag
+from services.engine.torch_engine.rope import Rope
 
 _CONFIG = LlamaConfig(
     vocab=67,
@@ -25,7 +26,7 @@ _CONFIG = LlamaConfig(
     kv_heads=2,
     head_dim=24,
     context=96,
-    rope_theta=1e4,
+    rope=Rope(1e4),
     eps=1e-5,
     tied=True,
 )

@@ -58,6 +58,10 @@ class TextModel:
         """A fresh text stream for one choice."""
         return TextStream(self._tokenizer, stops)
 
+    def spell(self, token: int) -> tuple[str, bytes | None]:
+        """A token's text and its bytes, None for a special token."""
+        return self._tokenizer.spell(token)
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 

@@ -20,11 +20,12 @@ _utf8 = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """The text of one sequence. Special tokens, and ids the vocabulary does not know, have none."""
 
-    __slots__ = ("_at_start", "_bytes_of", "_decode")
+    __slots__ = ("_at_start", "_bytes_of", "_decode", "_decoder")
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._bytes_of = vocabulary.bytes_of.get
-        self._decode = _utf8("replace").decode
+        self._decoder = _utf8("replace")
+        self._decode = self._decoder.decode
         self._at_start = vocabulary.strips_space
 
     def push(self, ids: Iterable[int]) -> str:
@@ -35,3 +36,8 @@ class Detokenizer:
             self._at_start = False
             return text.removeprefix(" ")
         return text
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether half a character waits for its other half."""
+        return bool(self._decoder.getstate()[0])

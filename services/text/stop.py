@@ -42,6 +42,11 @@ class StopStrings:
         self._held = pending[sure:]
         return pending[:sure], False
 
+    @property
+    def held(self) -> int:
+        """How many characters are held back."""
+        return len(self._held)
+
     def finish(self) -> str:
         """The text still held back: no more will come, so it is no stop string."""
         held, self._held = self._held, ""

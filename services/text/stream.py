@@ -39,3 +39,13 @@ class TextStream:
     def finish(self) -> str:
         """The text held back for a stop string that never came. To be called once, when the sequence has ended."""
         return self._stops.finish() if self._stops is not None else ""
+
+    @property
+    def held(self) -> int:
+        """Characters that are held back, because they may begin a stop string."""
+        return self._stops.held if self._stops is not None else 0
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last id ended within a character."""
+        return self._detokenizer.unfinished

@@ -63,6 +63,17 @@ class Tokenizer:
         """The bytes `token` stands for; empty for special tokens and for ids that are none of ours."""
         return self._vocabulary.bytes_of.get(token, b"")
 
+    def spell(self, token: int) -> tuple[str, bytes | None]:
+        """`token` by itself, bytes that are no text as \\x escapes, and its bytes: None for special tokens and unknown ids."""
+        data = self.token_bytes(token)
+        if not data:
+            return self._names.get(token, ""), None
+        return data.decode("utf-8", "backslashreplace"), data
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {token: spelling for spelling, token in self.special_tokens.items()}
+
     @cached_property
     def special_pattern(self) -> re.Pattern[str]:
         """Matches any special token, the longest first; nothing when the model has none."""

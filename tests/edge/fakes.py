@@ -6,14 +6,14 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import httpx
 from fastapi import FastAPI
 
 from schemas.errors import HeadraceError
-from schemas.reply import FinishReason
+from schemas.reply import FinishReason, Logprob
 from schemas.state import Capabilities, ModelCard
 from services.clock import SystemClock
 from services.edge.api.app import create_app
@@ -52,6 +52,12 @@ def says(*texts: str | bytes, finish: FinishReason | None = FinishReason.STOP) -
     return Script([byte_ids(text) for text in texts], finish)
 
 
+def logprob(token: int, alternatives: int) -> Logprob:
+    """Told by the token, so that a test can tell whose an entry is."""
+    top = tuple((token + place, -(token + place) / 1000) for place in range(alternatives))
+    return Logprob(token=token, logprob=-token / 1000, top=top)
+
+
 class FakeHandle:
     """Plays one script."""
 
@@ -86,6 +92,8 @@ class FakeHandle:
         except TimeoutError:
             return []
         delta = self._deltas.pop(0)
+        if self.draft.sampling.logprobs is not None:
+            delta = replace(delta, logprobs=[logprob(token, self.draft.sampling.logprobs) for token in delta.tokens])
         self.done = delta.finish is not None
         return [delta]
 

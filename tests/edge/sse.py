@@ -15,6 +15,7 @@ class Read:
 
     content: str = ""
     finish: str | None = None
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
     usage: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     chunks: list[dict[str, Any]] = field(default_factory=list)
@@ -68,6 +69,9 @@ def _choice(choices: list[dict[str, Any]], read: Read, *, first: bool) -> None:
     if first:
         assert delta == {"role": "assistant", "content": ""}
     elif choice["finish_reason"] is None:
-        assert delta["content"] != ""
+        assert delta["content"] != "" or choice["logprobs"]["content"]
+    if choice["logprobs"] is not None:
+        assert choice["logprobs"]["refusal"] is None
+        read.logprobs += choice["logprobs"]["content"]
     read.content += delta.get("content", "")
     read.finish = choice["finish_reason"]

@@ -41,6 +41,6 @@ def test_everything_is_read_once(bundles: list[int]) -> None:
         read += news[0]
         assert choice.unread() is None
     choice.take(len(choice.tokens), (), FinishReason.LENGTH)
-    assert choice.unread() == ([], FinishReason.LENGTH)
+    assert choice.unread() == ([], FinishReason.LENGTH, [])
     assert choice.unread() is None
     assert read == choice.tokens

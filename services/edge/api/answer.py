@@ -9,26 +9,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from schemas.errors import InternalError
 from schemas.reply import FinishReason
+from services.edge.api.logprobs import Entry, TokenLogprobs
 from services.edge.api.ports import Handle, Text
 from services.edge.jobs.draft import Delta
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one choice's client may see now. `text` may be empty when `finish` is set."""
+    """What one choice's client may see now. `text` may be empty. `logprobs` is None when they were not asked for."""
 
     choice: int
     text: str
     finish: FinishReason | None = None
+    logprobs: list[Entry] | None = None
 
 
 class Answer:
-    """`token_by_token`: stop strings are looked for after each token, so that nothing after one is counted."""
+    """`token_by_token`: stop strings are looked for after each token, so that nothing after one is counted.
 
-    def __init__(self, handle: Handle, texts: Sequence[Text], *, prompt_tokens: int, token_by_token: bool) -> None:
+    `logprobs`: one a choice, or none at all; they need `token_by_token`.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        texts: Sequence[Text],
+        *,
+        prompt_tokens: int,
+        token_by_token: bool,
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> None:
         self._handle = handle
         self._texts = texts
+        self._logprobs = logprobs
         self._open = set(range(len(texts)))
         self._one_at_a_time = token_by_token
         self.prompt_tokens = prompt_tokens
@@ -63,26 +78,38 @@ class Answer:
         self._handle.cancel()
 
     def _piece(self, delta: Delta) -> Piece | None:
-        if delta.choice not in self._open:
+        choice, stream = delta.choice, self._texts[delta.choice]
+        if choice not in self._open:
             return None
-        text, stopped = self._push(self._texts[delta.choice], delta.tokens)
-        if stopped:
-            self._open.discard(delta.choice)
-            return Piece(delta.choice, text, FinishReason.STOP)
-        if delta.finish is not None:
-            self._open.discard(delta.choice)
-            return Piece(delta.choice, text + self._texts[delta.choice].finish(), delta.finish)
-        return Piece(delta.choice, text) if text else None
+        text, stopped = self._push(stream, delta)
+        finish = FinishReason.STOP if stopped else delta.finish
+        if finish is not None:
+            self._open.discard(choice)
+            text += "" if stopped else stream.finish()
+        logprobs = self._released(choice, stopped, finish) if self._logprobs else None
+        return Piece(choice, text, finish, logprobs) if text or logprobs or finish is not None else None
 
-    def _push(self, stream: Text, tokens: Sequence[int]) -> tuple[str, bool]:
+    def _push(self, stream: Text, delta: Delta) -> tuple[str, bool]:
+        """The text that became sure, and whether a stop string was found."""
         if not self._one_at_a_time:
-            self.completion_tokens += len(tokens)
-            return stream.push(tokens).text, False
+            self.completion_tokens += len(delta.tokens)
+            return stream.push(delta.tokens).text, False
+        if self._logprobs and len(delta.logprobs) != len(delta.tokens):
+            raise InternalError("a worker sent tokens without their log-probabilities")
         text = ""
-        for token in tokens:
+        for position, token in enumerate(delta.tokens):
             self.completion_tokens += 1
-            delta = stream.push((token,))
-            text += delta.text
-            if delta.stopped:
+            pushed = stream.push((token,))
+            text += pushed.text
+            if self._logprobs:
+                waiting, logprob = self._logprobs[delta.choice], delta.logprobs[position]
+                waiting.push(logprob, pushed.text, held=stream.held, unfinished=stream.unfinished or pushed.stopped)
+            if pushed.stopped:
                 return text, True
         return text, False
+
+    def _released(self, choice: int, stopped: bool, finish: FinishReason | None) -> list[Entry]:
+        waiting = self._logprobs[choice]
+        if finish is None:
+            return waiting.take()
+        return waiting.stop() if stopped else waiting.finish(ended=finish is FinishReason.STOP)

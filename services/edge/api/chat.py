@@ -19,6 +19,7 @@ from services.clock import Clock
 from services.edge.api.answer import Answer
 from services.edge.api.body import read_json
 from services.edge.api.exchange import Pace, StreamedChat, WholeChat
+from services.edge.api.logprobs import TokenLogprobs
 from services.edge.api.measure import Measure
 from services.edge.api.messages import check_messages
 from services.edge.api.parameters import max_tokens, refuse_unsupported, sampling
@@ -100,4 +101,6 @@ class ChatCompletions:
             salt=served.tenant.salt,
         )
         texts = [served.text.stream(stops) for _ in range(draft.n)]
-        return Answer(served.jobs.start(draft), texts, prompt_tokens=len(ids), token_by_token=bool(stops))
+        logprobs = [TokenLogprobs(served.text.spell) for _ in texts] if asked.logprobs else ()
+        by_token = bool(stops or logprobs)
+        return Answer(served.jobs.start(draft), texts, prompt_tokens=len(ids), token_by_token=by_token, logprobs=logprobs)

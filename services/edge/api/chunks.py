@@ -6,11 +6,15 @@ one `data: ` line of valid UTF-8 JSON and an empty line. Source: the OpenAI API 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 
 from schemas.errors import HeadraceError
 from schemas.reply import FinishReason
 from services.edge.api.errors import envelope
+from services.edge.api.logprobs import Entry
 from services.edge.api.usage import usage_fields
 
 DONE = b"data: [DONE]\n\n"
@@ -33,11 +37,16 @@ class Chunks:
         """The first event of a choice."""
         return self._delta(choice) + b'{"role":"assistant","content":""' + self._after_text
 
-    def text(self, choice: int, text: str) -> bytes:
+    def text(self, choice: int, text: str, logprobs: Sequence[Entry] | None = None) -> bytes:
+        """`logprobs`: of the tokens of this text; None when they were not asked for."""
         before = self._before_text.get(choice)
         if before is None:
             before = self._before_text[choice] = self._delta(choice) + b'{"content":'
-        return before + _encode(text) + self._after_text
+        if logprobs is None:
+            return before + _encode(text) + self._after_text
+        return (
+            before + _encode(text) + b'},"logprobs":' + _encode(logprobs_field(logprobs)) + b',"finish_reason":null}' + self._end
+        )
 
     def finish(self, choice: int, reason: FinishReason) -> bytes:
         """The last event of a choice."""
@@ -56,3 +65,8 @@ class Chunks:
 
     def _delta(self, choice: int) -> bytes:
         return self._start + b'{"index":%d,"delta":' % choice
+
+
+def logprobs_field(entries: Sequence[Entry] | None) -> dict[str, Any] | None:
+    """OpenAI's logprobs object; None when they were not asked for."""
+    return None if entries is None else {"content": entries, "refusal": None}

@@ -16,8 +16,9 @@ from starlette.types import Receive, Scope, Send
 from schemas.errors import HeadraceError
 from schemas.reply import FinishReason
 from services.edge.api.answer import Answer
-from services.edge.api.chunks import DONE, KEEP_ALIVE, Chunks
+from services.edge.api.chunks import DONE, KEEP_ALIVE, Chunks, logprobs_field
 from services.edge.api.errors import error_response, internal_error
+from services.edge.api.logprobs import Entry
 from services.edge.api.measure import Measure
 from services.edge.api.usage import usage_fields
 from services.edge.api.watch import Gone, Writer, watched
@@ -123,7 +124,8 @@ class StreamedChat(_Exchange):
                     data += chunks.role(piece.choice)
                 if piece.text:
                     self._measure.text()
-                    data += chunks.text(piece.choice, piece.text)
+                if piece.text or piece.logprobs:
+                    data += chunks.text(piece.choice, piece.text, piece.logprobs)
                 if piece.finish is not None:
                     self._measure.finished(piece.finish)
                     data += chunks.finish(piece.choice, piece.finish)
@@ -139,10 +141,13 @@ class WholeChat(_Exchange):
     async def _send(self, writer: Writer) -> None:
         answer = self._answer
         texts: dict[int, str] = {}
+        logprobs: dict[int, list[Entry] | None] = {}
         finishes: dict[int, FinishReason] = {}
         while not answer.done:
             for piece in await answer.next(self._pace.keep_alive_s) or ():
                 texts[piece.choice] = texts.get(piece.choice, "") + piece.text
+                if piece.logprobs is not None:
+                    logprobs[piece.choice] = (logprobs.get(piece.choice) or []) + piece.logprobs
                 if piece.text:
                     self._measure.text()
                 if piece.finish is not None:
@@ -158,7 +163,7 @@ class WholeChat(_Exchange):
                     {
                         "index": choice,
                         "message": {"role": "assistant", "content": texts[choice], "refusal": None},
-                        "logprobs": None,
+                        "logprobs": logprobs_field(logprobs.get(choice)),
                         "finish_reason": finishes[choice],
                     }
                     for choice in sorted(texts)

@@ -27,8 +27,8 @@ def refuse_unsupported(request: ChatRequest, capabilities: Capabilities) -> None
         "audio": (request.audio is not None, False),
         "prediction": (request.prediction is not None, False),
         "web_search_options": (request.web_search_options is not None, False),
-        "logprobs": (bool(request.logprobs), False),
-        "top_logprobs": (bool(request.top_logprobs), False),
+        "logprobs": (bool(request.logprobs), capabilities.logprobs),
+        "top_logprobs": (bool(request.top_logprobs), capabilities.logprobs),
         "prompt_logprobs": (bool(request.prompt_logprobs), False),
         "seed": (request.seed is not None, capabilities.seed),
         "presence_penalty": (bool(request.presence_penalty), capabilities.penalties),
@@ -61,6 +61,8 @@ def sampling(request: ChatRequest, limit: int, seed: int, vocabulary: int) -> Sa
 
     Raises `InvalidRequest`.
     """
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     if (request.min_tokens or 0) > limit:
         raise InvalidRequest(f"'min_tokens' is more than the {limit} tokens that may be generated.", param="min_tokens")
     return Sampling(
@@ -76,6 +78,7 @@ def sampling(request: ChatRequest, limit: int, seed: int, vocabulary: int) -> Sa
         frequency_penalty=request.frequency_penalty or 0.0,
         logit_bias=_bias(request.logit_bias or {}, vocabulary),
         ignore_eos=request.ignore_eos or False,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
 
 

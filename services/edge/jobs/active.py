@@ -140,7 +140,7 @@ class ActiveJob:
             self.cached_tokens = frame.cached_tokens
         if not 0 <= frame.choice < len(self.choices):
             return True
-        return self.choices[frame.choice].take(frame.index, frame.tokens, frame.finish)
+        return self.choices[frame.choice].take(frame.index, frame.tokens, frame.finish, frame.logprobs)
 
     def reach(self, event: Event) -> None:
         """Take the state of `event` if it lies ahead."""

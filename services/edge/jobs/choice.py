@@ -8,22 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schemas.reply import FinishReason
+from schemas.reply import FinishReason, Logprob
 
 
 class ChoiceTokens:
-    """`known` is one past the highest index that is known to exist; the difference to `tokens` is lost on the way."""
+    """`known` is one past the highest index that is known to exist; the difference to `tokens` is lost on the way.
 
-    __slots__ = ("finish", "known", "read", "reported", "tokens")
+    `logprobs`: one a token, or none at all.
+    """
+
+    __slots__ = ("finish", "known", "logprobs", "read", "reported", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.logprobs: list[Logprob] = []
         self.finish: FinishReason | None = None
         self.known = 0
         self.read = 0
         self.reported = False
 
-    def take(self, index: int, tokens: Sequence[int], finish: FinishReason | None) -> bool:
+    def take(self, index: int, tokens: Sequence[int], finish: FinishReason | None, logprobs: Sequence[Logprob] = ()) -> bool:
         """Tokens `index`, `index`+1, …; what is here already is dropped, what would leave a hole too. False: a hole."""
         have = len(self.tokens)
         end = index + len(tokens)
@@ -34,6 +38,8 @@ class ChoiceTokens:
         if self.finish is None:
             if index + len(tokens) > have:
                 self.tokens.extend(tokens[have - index :] if index < have else tokens)
+                if logprobs:
+                    self.logprobs.extend(logprobs[have - index :])
             if finish is not None and end == len(self.tokens):
                 self.finish = finish
         return True
@@ -46,12 +52,13 @@ class ChoiceTokens:
         """A new attempt computes again what was lost."""
         self.known = len(self.tokens)
 
-    def unread(self) -> tuple[list[int], FinishReason | None] | None:
-        """New tokens, and the finish once; None when there is nothing new."""
+    def unread(self) -> tuple[list[int], FinishReason | None, list[Logprob]] | None:
+        """New tokens, the finish once, and the tokens' log-probabilities; None when there is nothing new."""
         news = self.tokens[self.read :]
         finish = None if self.reported else self.finish
         if not news and finish is None:
             return None
+        logprobs = self.logprobs[self.read :]
         self.read += len(news)
         self.reported = finish is not None or self.reported
-        return news, finish
+        return news, finish, logprobs

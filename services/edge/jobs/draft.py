@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas.job import Sampling, Tier
-from schemas.reply import FinishReason
+from schemas.reply import FinishReason, Logprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,12 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one choice got since the last look. `finish` is set with its last tokens (there may be none)."""
+    """What one choice got since the last look. `finish` is set with its last tokens (there may be none).
+
+    `logprobs`: one a token when the job asked for them.
+    """
 
     choice: int
     tokens: list[int]
     finish: FinishReason | None = None
+    logprobs: Sequence[Logprob] = ()

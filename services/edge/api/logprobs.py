@@ -1,0 +1,72 @@
+"""Log-probabilities of one choice in OpenAI's form, given out with the text of their tokens.
+
+They are the model's own, before temperature, penalties, biases and filters. Invariant: an entry leaves when the last character of
+its token does, not before; a token that only a stop string or the end of the answer consumed has none. So the bytes of all
+entries, joined, are the content (but for an unfinished character at its very end, which has entries and no text).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.reply import Logprob
+
+Entry = dict[str, Any]
+Spell = Callable[[int], tuple[str, bytes | None]]
+"""A token's text, and its bytes unless it is a special token."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """An entry and the characters of the answer that its token is, from `start` up to `end`."""
+
+    start: int
+    end: int
+    entry: Entry
+
+
+class TokenLogprobs:
+    def __init__(self, spell: Spell) -> None:
+        self._spell = spell
+        self._waiting: deque[_Waiting] = deque()
+        self._decoded = 0
+        self._visible = 0
+
+    def push(self, logprob: Logprob, text: str, *, held: int, unfinished: bool) -> None:
+        """A token after which `text` became visible and `held` characters are held back.
+
+        `unfinished`: it ended within a character, or within a stop string that is complete now.
+        """
+        start = self._decoded
+        self._visible += len(text)
+        self._decoded = self._visible + held
+        self._waiting.append(_Waiting(start, self._decoded + unfinished, self._entry(logprob)))
+
+    def take(self) -> list[Entry]:
+        """The entries of what is wholly visible."""
+        return list(self._release(lambda waiting: waiting.end <= self._visible))
+
+    def stop(self) -> list[Entry]:
+        """A stop string was found: the last entries, those of tokens that are at least partly visible."""
+        return list(self._release(lambda waiting: waiting.start < self._visible or waiting.end <= self._visible))
+
+    def finish(self, *, ended: bool) -> list[Entry]:
+        """Nothing is held back any more. `ended`: the last token said so; if it is a special one it is no part of the text."""
+        if ended and self._waiting and self._waiting[-1].entry["bytes"] is None:
+            self._waiting.pop()
+        return list(self._release(lambda _: True))
+
+    def _release(self, due: Callable[[_Waiting], bool]) -> Iterable[Entry]:
+        while self._waiting and due(self._waiting[0]):
+            yield self._waiting.popleft().entry
+
+    def _entry(self, logprob: Logprob) -> Entry:
+        top = [self._one(token, value) for token, value in logprob.top]
+        return self._one(logprob.token, logprob.logprob) | {"top_logprobs": top}
+
+    def _one(self, token: int, value: float) -> Entry:
+        text, data = self._spell(token)
+        return {"token": text, "logprob": value, "bytes": None if data is None else list(data)}

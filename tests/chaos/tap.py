@@ -43,7 +43,6 @@ class Tap:
         finally:
             await subscription.unsubscribe()
 
-
     async def all_of(self, subject: str) -> list[Msg]:
         """A list to which every message on `subject` from now on is added."""
         messages: list[Msg] = []

@@ -1,4 +1,4 @@
-"""The NATS server goes away for a while: streams wait for it, and after too long they end with an error; nothing needs a restart."""
+"""The NATS server goes away: streams wait for it, after too long they end with an error, and nothing needs a restart."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from tests.chaos.processes import NATS, kill, pid
-from tests.chaos.streams import Progress, ask_all, assert_same, longest_pause, questions, ready, undisturbed, until
+from tests.chaos.processes import NATS, back, kill
+from tests.chaos.streams import Answer, Progress, ask_all, assert_same, longest_pause, questions, ready, undisturbed, until
 from tests.chaos.tap import tap
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import operator
@@ -19,19 +19,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TWO_OF_EACH = ("--prefill", "2", "--decode", "2", "--router", "2")
 PACED = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.03"}
+SIXTEEN_ROWS = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.02", "HEADRACE_WORKER__MAX_BATCH": "16"}
 
 
-async def down(up: Up, seconds: float) -> float:
-    """Keep the server down for at least `seconds`, killing each new start; when it was killed first (monotonic seconds).
+async def down(up: Up, seconds: float) -> None:
+    """Keep the server down for at least `seconds`, killing each new start.
 
     The supervisor waits a little longer before each start, so it may take up to 15 s more.
     """
     started = time.monotonic()
     while True:
-        before = kill(up, NATS)
-        await until(lambda: pid(up, NATS) not in (0, before), 20.0)
+        await back(up, NATS, kill(up, NATS))
         if time.monotonic() - started >= seconds:
-            return started
+            return
 
 
 @pytest.mark.parametrize("seconds", [0.0, 3.0])
@@ -52,3 +52,57 @@ async def test_restarted_under_32_streams(scripted_stack: StartScripted, seconds
         await ready(up.url)
         await bus.operator.assert_clean()
         assert not dead
+
+
+async def test_restarted_while_jobs_wait(scripted_stack: StartScripted) -> None:
+    """The queue lies in the server's memory: their edge puts them there again."""
+    up = scripted_stack(*TWO_OF_EACH, **SIXTEEN_ROWS)
+    asked = questions(120, 60)
+    expected = await undisturbed(up.url, asked)
+
+    async def fault(progress: Progress) -> None:
+        await until(lambda: sum(pieces > 10 for pieces in progress.pieces) >= 20, 30.0)
+        await down(up, 0.0)
+
+    assert_same(await ask_all(up.url, asked, fault), expected)
+    async with operator(up) as op:
+        await op.assert_clean()
+
+
+async def test_down_for_longer_than_streams_wait(scripted_stack: StartScripted) -> None:
+    """Streams end with an error in them, new requests are refused, and everything recovers by itself; nothing old runs."""
+    up = scripted_stack(*TWO_OF_EACH, **PACED)
+    refused: list[Answer] = []
+
+    async def fault(progress: Progress) -> None:
+        await progress.everybody_has(3)
+        outage = asyncio.create_task(down(up, 16.0))
+        await asyncio.sleep(1.0)  # into the outage
+        refused.extend(await ask_all(up.url, questions(4, 5)))
+        await outage
+
+    answers = await ask_all(up.url, questions(32, 1500), fault)
+    assert {(answer.status, answer.retry_after) for answer in refused} == {(503, "1")}
+    assert all(answer.status == 200 and answer.error and answer.whole for answer in answers), answers[:2]
+    assert {answer.error["code"] for answer in answers if answer.error} == {"bus_unavailable"}
+    await ready(up.url)
+    async with operator(up) as op:
+        await op.assert_clean()
+    await undisturbed(up.url, questions(8, 20))
+
+
+async def test_the_store_is_deleted(scripted_stack: StartScripted) -> None:
+    """JetStream comes back without its data: stream, consumers and registry are made again."""
+    up = scripted_stack(*TWO_OF_EACH, **SIXTEEN_ROWS)
+    asked = questions(120, 30)
+    expected = await undisturbed(up.url, asked)
+
+    async def fault(progress: Progress) -> None:
+        await until(lambda: sum(pieces > 5 for pieces in progress.pieces) >= 20, 30.0)
+        shutil.rmtree(up.home / "nats" / "jetstream")
+        await down(up, 0.0)
+
+    assert_same(await ask_all(up.url, asked, fault), expected)
+    assert_same(await ask_all(up.url, asked), expected)
+    async with operator(up) as op:
+        await op.assert_clean()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from random import Random
 
 import pytest
 
+from schemas.errors import BusUnavailable
 from schemas.job import Job
 from schemas.lifecycle import State
 from schemas.reply import Digest, DigestEntry, FinishReason
 from schemas.state import Cause
-from services.clock import ManualClock
+from services.clock import ManualClock, SystemClock
 from services.edge.jobs.handle import JobHandle
 from services.edge.jobs.supervisor import Supervisor
 from services.telemetry.metrics import Metrics
@@ -134,3 +136,25 @@ async def test_a_run_of_a_digest_that_nobody_wants_is_cancelled_unless_it_has_en
     assert not watched.cancelled(DECODE, 9)
     watched.tokens(DECODE, job, RUN, 0, [5], finish=FinishReason.STOP)
     await collect(handle)
+
+
+@pytest.mark.parametrize("owned", [True, False])
+async def test_cut_off_for_too_long_a_job_ends_and_says_so(cluster: Cluster, owned: bool) -> None:
+    timing = replace(FAST, cut_off_s=0.3)
+    await cluster.edge.close(1.0)
+    bus, queue, subjects = cluster.edge_bus, cluster.queue, cluster.subjects
+    cluster.edge = Supervisor(bus, queue, subjects, SystemClock(), Random(1), Metrics.null(), timing)
+    cluster.then = cluster.accept(RUN)
+    await cluster.edge.open()
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    if owned:
+        cluster.own(DECODE, job, RUN, hop=2)
+        cluster.tokens(DECODE, job, RUN, 0, [5])
+        assert [delta.tokens for delta in await handle.next(5.0)] == [[5]]
+    bus.disconnect()
+    with pytest.raises(BusUnavailable) as caught:
+        await handle.next(5.0)
+    assert caught.value.retry_after == 1.0
+    assert bus.down_for() > (0.3 if owned else 0.0)  # what nobody owns yet needs no patience
+    bus.reconnect()

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from schemas.errors import InternalError, Unavailable
+from schemas.errors import BusUnavailable, InternalError, Unavailable
 from services.edge.jobs.active import ActiveJob, AttemptEnd
 from services.edge.jobs.models import ModelBoard
 from services.edge.jobs.submission import Submission
 from services.edge.jobs.timing import Timing
 from services.edge.jobs.wire import Wire
 from services.telemetry.metrics import Metrics
+
+_RETRY_S = 1.0
 
 
 class JobLife:
@@ -75,6 +77,8 @@ class JobLife:
     def _check(self, job: ActiveJob, end: AttemptEnd) -> None:
         if job.deaths >= self._timing.deaths:
             raise InternalError("The servers that worked on this request failed.")
+        if self._wire.bus.down_for() > self._timing.cut_off_s:
+            raise BusUnavailable("The service lost its connection.", retry_after=_RETRY_S)
         if end.final or (not job.owned and job.attempt >= self._timing.fresh_attempts):
             raise end.error
 

@@ -10,6 +10,7 @@ class Timing:
     """`submit_s`: a router answers within it. `repeat_s`: cancels and replays. `stalled_s`: replays that bring nothing.
 
     `owned_s`: from *accepted* to the first word of a worker. `cancel_s`: a cancel that nobody confirms is given up.
+    `cut_off_s`: without a connection for so long, nobody waits for it any more (workers drop what they computed for us).
     `settle_s`: bus timers stand still for so long after a reconnect. `pace_s`: between two submits of a resumed job.
     """
 
@@ -18,6 +19,7 @@ class Timing:
     stalled_s: float = 0.5
     owned_s: float = 3.0
     cancel_s: float = 10.0
+    cut_off_s: float = 10.0
     settle_s: float = 3.0
     pace_s: tuple[float, float] = (0.05, 0.2)
     beat_s: float = 0.5

@@ -43,6 +43,10 @@ class Vigil:
     def look(self) -> None:
         """End the attempts whose run is lost."""
         self._peers.forget_old()
+        if self._bus.down_for() > self._timing.cut_off_s:
+            for job in self._jobs.values():
+                if not job.closed:
+                    self._end(job, "cut_off")  # `JobLife` tells the clients
         if self._bus.steady_for() < self._timing.settle_s:
             return
         owned = [job for job in self._jobs.values() if job.hop and not job.over.done() and not job.closed]

@@ -12,17 +12,19 @@ from services.engine.scheduler import Step
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One token drawn for a chunk that samples."""
+    """One token drawn for a chunk that samples. `complete`: its grammar takes nothing after it, so the choice ends."""
 
     token: int
     logprob: Logprob | None = None
+    complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """This chunk's run cannot go on; its batch mates can."""
+    """This chunk's run cannot go on; its batch mates can. `code`: an error of `schemas.errors`, when it is not ours."""
 
     reason: str
+    code: str = ""
 
 
 Outcome = tuple[Sampled, ...] | Failed | None

@@ -5,6 +5,7 @@ so it is the same whatever the batch, and the same after a resume on another wor
 
 A row is changed first: the repetition penalty (on ids of prompt and answer: a positive logit divided, any other multiplied),
 frequency and presence penalty (on ids of the answer: subtracted a time and once), logit_bias (added), then what may not be drawn.
+Where a grammar takes nothing but what else may not be drawn, the grammar has the last word.
 Then the tokens are in one order: logit descending, id ascending. min_p, top_k and top_p each keep a beginning of that order (in
 this sequence; top_p counts the mass the other two left), and one uniform number picks from what is left by inverse transform.
 Sources: repetition penalty, arXiv 1909.05858, over prompt and answer as in Hugging Face transformers; presence and frequency
@@ -23,8 +24,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from schemas.errors import InvalidRequest
 from schemas.job import Sampling
 from schemas.reply import Logprob
+from services.engine.constraint import Constraint, ConstraintBroken
 from services.engine.history import History
 from services.engine.runner import Failed, Sampled
 
@@ -38,7 +41,7 @@ _FLOORS = (-8.0, -24.0, _NOTHING)  # how far below the best token to look, in na
 class Draw:
     """The next token of one choice. `index`: its place among the choice's generated tokens; `banned`: ids it may not be.
 
-    `history`: the ids before it, when there are penalties.
+    `history`: the ids before it, when there are penalties; `constraint`: the choice's place in its grammar, which the draw moves.
     """
 
     sampling: Sampling
@@ -46,10 +49,11 @@ class Draw:
     index: int
     banned: tuple[int, ...] = ()
     history: History | None = None
+    constraint: Constraint | None = None
 
 
 def sample(logits: NDArray[np.float32], draws: Sequence[Draw]) -> list[Sampled | Failed]:
-    """One outcome for each row of `logits` [rows, vocab]. A row with NaN or an infinity fails, alone."""
+    """One outcome for each row of `logits` [rows, vocab]. A row with NaN or an infinity, or a broken grammar, fails alone."""
     finite = np.isfinite(logits.min(axis=1)) & np.isfinite(logits.max(axis=1))
     rows = zip(logits, draws, finite, strict=True)
     return [_draw(row, draw) if good else Failed("logits are not finite") for row, draw, good in rows]
@@ -61,28 +65,41 @@ def uniform(seed: int, choice: int, index: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def _draw(row: NDArray[np.float32], draw: Draw) -> Sampled:
-    shaped = _shaped(row, draw)
+def _draw(row: NDArray[np.float32], draw: Draw) -> Sampled | Failed:
+    try:
+        shaped = _shaped(row, draw)
+    except ConstraintBroken as broken:
+        return Failed(str(broken), InvalidRequest.code)
     if draw.sampling.temperature == 0.0:
         token = int(shaped.argmax())
     else:
         token = _pick(shaped, draw.sampling, uniform(draw.sampling.seed, draw.choice, draw.index))
-    return Sampled(token, _logprob(row, token, draw.sampling.logprobs))
+    complete = draw.constraint is not None and draw.constraint.take(token)
+    return Sampled(token, _logprob(row, token, draw.sampling.logprobs), complete)
 
 
 def _shaped(row: NDArray[np.float32], draw: Draw) -> NDArray[np.float32]:
     """The row to draw from; `row` itself is left alone. What may not be drawn comes last, so that nothing brings it back."""
     bias = draw.sampling.logit_bias
-    if draw.history is None and not bias and not draw.banned:
+    if draw.history is None and not bias and not draw.banned and draw.constraint is None:
         return row
     shaped = row.copy()
     if draw.history is not None:
         _penalise(shaped, draw.history, draw.sampling)
     if bias:
         shaped[list(bias)] += np.array(list(bias.values()), np.float32)
-    if draw.banned:
+    if draw.constraint is not None:
+        shaped[~_drawable(draw.constraint, draw.banned, len(shaped))] = -np.inf
+    elif draw.banned:
         shaped[list(draw.banned)] = -np.inf
     return shaped
+
+
+def _drawable(constraint: Constraint, banned: tuple[int, ...], vocab: int) -> NDArray[np.bool_]:
+    allowed = constraint.allowed(vocab)
+    wanted = allowed.copy()
+    wanted[list(banned)] = False
+    return wanted if wanted.any() else allowed
 
 
 def _penalise(row: NDArray[np.float32], history: History, sampling: Sampling) -> None:

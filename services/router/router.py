@@ -63,6 +63,7 @@ class Router:
         self.reporter = Reporter(bus, subjects, self.view, self.waiting, self.drained, clock, settings.model)
         self._tasks = Tasks()
         self._group: list[Subscription] = []
+        self._heard: list[Subscription] = []
 
     async def listen(self) -> None:
         """Hear workers, edges, other routers and cancels; count the queue. Raises `Disconnected`."""
@@ -89,7 +90,9 @@ class Router:
         """Leave the queue group, let what is in hand end, stop. The bus stays open: it is its owner's."""
         group, self._group = self._group, []
         await asyncio.gather(*(subscription.drain(self._drain_s) for subscription in group))
-        await asyncio.gather(*(part.finish(self._drain_s) for part in (self.submits, self.queue_path, self.cancels)))
+        await asyncio.gather(*(part.finish(self._drain_s) for part in (self.submits, self.queue_path)))
+        await asyncio.gather(*(subscription.unsubscribe() for subscription in self._heard))
+        await self.cancels.finish(self._drain_s)  # none begins any more
         await self._tasks.cancel()
 
     def status(self) -> Status:
@@ -97,7 +100,7 @@ class Router:
         return status(self._bus.process, self.view, self.waiting, self.drained)
 
     async def _hear(self, subject: str, kind: type[M], handler: Callable[[M, Msg], None]) -> None:
-        await listen(self._bus, subject, kind, handler, refusals=self._refusals)
+        self._heard.append(await listen(self._bus, subject, kind, handler, refusals=self._refusals))
 
     def _on_worker(self, state: WorkerState, _: Msg) -> None:
         new = state.model not in self.view.models()

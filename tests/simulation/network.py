@@ -158,6 +158,8 @@ class Network:
         self.loop.call_at(at, self._arrive, delivery, context=to.context)
 
     def _arrive(self, delivery: Delivery) -> None:
+        if delivery.target.bus.epoch != delivery.epoch:
+            return  # it does not outlive the connection
         msg, self.arrived = delivery.msg, self.arrived + 1
         where = f"{self.loop.time()!r} {delivery.sender} {delivery.target.bus.process} {msg.subject} {msg.reply} "
         self._trace.update(where.encode())

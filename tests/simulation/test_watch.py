@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 
-from services.decode.decode import Decode
 from services.edge.jobs.choice import ChoiceTokens
 from services.edge.jobs.inbox import Inbox
 from services.edge.jobs.recovery import Recovery
 from services.edge.jobs.strangers import Strangers
 from services.edge.jobs.vigil import Vigil
 from services.kv.ledger import BlockLedger
+from services.worker.worker import Worker
 from tests.simulation.simulate import Failed, simulate
-
-FEW = 60
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -27,32 +25,32 @@ def no_holder(*_: Any) -> list[Any]:
     return []
 
 
-def take_all(self: ChoiceTokens, index: int, tokens: Any, finish: Any) -> bool:
+def take_all(self: ChoiceTokens, index: int, tokens: Any, finish: Any, *_: Any) -> bool:
     self.tokens += tokens
     self.finish = finish or self.finish
     return True
 
 
 @pytest.mark.parametrize(
-    ("owner", "method", "broken", "seen"),
+    ("owner", "method", "broken", "first", "seen"),
     [
-        (Vigil, "look", nothing, "stands still"),
-        (Strangers, "refuse", nothing, "still computes run"),
-        (Recovery, "ask", nothing, "stands still"),
-        (Inbox, "on_death", nothing, "whose death its edge knows"),
-        (ChoiceTokens, "take", take_all, "tokens"),
-        (BlockLedger, "expire", no_holder, "left over"),
-        (Decode, "_end", nothing, "run"),
+        (Vigil, "look", nothing, 160, "stands still"),
+        (Strangers, "refuse", nothing, 0, "still computes run"),
+        (Recovery, "ask", nothing, 0, "stands still"),
+        (Inbox, "on_death", nothing, 0, "whose death its edge knows"),
+        (ChoiceTokens, "take", take_all, 0, "tokens"),
+        (BlockLedger, "expire", no_holder, 0, "left over"),
+        (Worker, "drop", nothing, 0, "still computes run"),
     ],
 )
 def test_a_broken_promise_is_seen(
-    monkeypatch: pytest.MonkeyPatch, owner: type, method: str, broken: Callable[..., Any], seen: str
+    monkeypatch: pytest.MonkeyPatch, owner: type, method: str, broken: Callable[..., Any], first: int, seen: str
 ) -> None:
     monkeypatch.setattr(owner, method, broken)
     with pytest.raises(Failed, match=seen):
-        _simulate_some()
+        _simulate_some(first)
 
 
-def _simulate_some() -> None:
-    for seed in range(FEW):
+def _simulate_some(first: int) -> None:
+    for seed in range(first, first + 30):
         simulate(seed)

@@ -1,4 +1,4 @@
-"""The text side of the served model: messages to prompt ids, a text stream for each answer.
+"""The text side of the served model: messages to prompt ids, a text stream for each answer, grammars that can be followed.
 
 Owns a small pool of threads for long prompts: tokenising them on the event loop would hold up every stream of this process.
 """
@@ -11,9 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from schemas.errors import InvalidRequest
+from schemas.job import Grammar
 from services.clock import Clock
 from services.models.errors import ModelError
 from services.text.assets import TextError, read_assets
+from services.text.grammar import BadGrammar, byte_vocabulary
+from services.text.grammar_cache import GrammarCache
 from services.text.prompt import PromptEncoder
 from services.text.stream import TextStream
 from services.text.template import ChatTemplate
@@ -24,6 +28,7 @@ INLINE_CHARACTERS = 4096
 _PER_MESSAGE = 16
 """Characters that a message costs beside its text."""
 _THREADS = 2
+_CALLED = {"json_object": "format", "json_schema": "schema", "regex": "pattern", "grammar": "grammar"}
 
 
 class TextModel:
@@ -32,6 +37,7 @@ class TextModel:
         self._tokenizer = tokenizer
         self._vocabulary = tokenizer.size
         self._encoder = PromptEncoder(tokenizer, template)
+        self._grammars = GrammarCache(byte_vocabulary)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenise")
 
     @classmethod
@@ -62,8 +68,16 @@ class TextModel:
         """A token's text and its bytes, None for a special token."""
         return self._tokenizer.spell(token)
 
+    async def must_compile(self, grammar: Grammar) -> None:
+        """Raises `InvalidRequest` for a grammar that no worker could follow."""
+        compiled = await self._grammars.get(grammar)
+        if isinstance(compiled, BadGrammar):
+            text = f"The {_CALLED[grammar.kind]} in 'response_format' cannot be used: {compiled.reason.rstrip('.')}."
+            raise InvalidRequest(text, param="response_format")
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
 
 
 def _characters(message: Mapping[str, Any]) -> int:

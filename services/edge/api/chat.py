@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from schemas.errors import BusUnavailable, ModelNotFound, Unavailable
-from schemas.job import U64, pack_ids
+from schemas.job import U64, Grammar, pack_ids
 from schemas.state import ModelCard
 from services.clock import Clock
 from services.edge.api.answer import Answer
@@ -25,6 +25,7 @@ from services.edge.api.messages import check_messages
 from services.edge.api.parameters import max_tokens, refuse_unsupported, sampling
 from services.edge.api.ports import Jobs, TextModel
 from services.edge.api.request import ChatRequest, read_request, read_stops
+from services.edge.api.response_format import read_response_format
 from services.edge.jobs.draft import Draft, Limits
 from services.edge.tenant import Tenant
 from services.settings import EdgeSettings
@@ -60,10 +61,13 @@ class ChatCompletions:
         asked = read_request(body)
         messages = check_messages(asked.messages)
         stops = read_stops(asked.stop, settings.max_stops)
+        grammar = read_response_format(asked.response_format)
         card = self._card(asked.model)
         refuse_unsupported(asked, card.capabilities)
+        if grammar is not None:
+            await served.text.must_compile(grammar)
         ids = await served.text.encode(messages)
-        answer = self._start(asked, card, ids, stops)
+        answer = self._start(asked, card, ids, stops, grammar)
         measure = Measure(served.metrics, served.clock, asked.model, arrived)
         about: tuple[Any, ...] = (
             answer,
@@ -89,13 +93,15 @@ class ChatCompletions:
             raise Unavailable("No worker serves this model now.", retry_after=served.jobs.retry_after(model))
         return card
 
-    def _start(self, asked: ChatRequest, card: ModelCard, ids: list[int], stops: tuple[str, ...]) -> Answer:
+    def _start(
+        self, asked: ChatRequest, card: ModelCard, ids: list[int], stops: tuple[str, ...], grammar: Grammar | None
+    ) -> Answer:
         served = self._served
         limit = max_tokens(asked, len(ids), card.context_length, served.settings.default_max_tokens)
         draft = Draft(
             model=asked.model,
             prompt=pack_ids(ids),
-            sampling=sampling(asked, limit, served.random.randrange(U64), served.text.vocabulary),
+            sampling=sampling(asked, limit, served.random.randrange(U64), served.text.vocabulary, grammar),
             limits=self._limits,
             lane=served.tenant.lane,
             salt=served.tenant.salt,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from schemas.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
-from schemas.job import U64, Sampling
+from schemas.job import U64, Grammar, Sampling
 from schemas.state import Capabilities
 from services.edge.api.request import ChatRequest
 
@@ -22,7 +22,7 @@ def refuse_unsupported(request: ChatRequest, capabilities: Capabilities) -> None
         "functions": (bool(request.functions), False),
         "tool_choice": (request.tool_choice not in (None, "none", "auto"), False),
         "function_call": (request.function_call not in (None, "none", "auto"), False),
-        "response_format": (format_.get("type") != "text", False),
+        "response_format": (format_.get("type") != "text", format_.get("type") in capabilities.grammar),
         "modalities": (request.modalities not in (None, ["text"]), False),
         "audio": (request.audio is not None, False),
         "prediction": (request.prediction is not None, False),
@@ -56,8 +56,9 @@ def max_tokens(request: ChatRequest, prompt_tokens: int, context_length: int, de
     return min(asked, remaining) if asked else remaining
 
 
-def sampling(request: ChatRequest, limit: int, seed: int, vocabulary: int) -> Sampling:
-    """`limit`: as `max_tokens` gives it; `seed`: drawn for a request that has none; `vocabulary`: how many token ids there are.
+def sampling(request: ChatRequest, limit: int, seed: int, vocabulary: int, grammar: Grammar | None = None) -> Sampling:
+    """`limit`: as `max_tokens` gives it; `seed`: drawn for a request that has none; `vocabulary`: how many token ids there are;
+    `grammar`: of its `response_format`.
 
     Raises `InvalidRequest`.
     """
@@ -79,6 +80,7 @@ def sampling(request: ChatRequest, limit: int, seed: int, vocabulary: int) -> Sa
         logit_bias=_bias(request.logit_bias or {}, vocabulary),
         ignore_eos=request.ignore_eos or False,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        grammar=grammar,
     )
 
 

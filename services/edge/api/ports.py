@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from schemas.job import Grammar
 from schemas.state import ModelCard
 from services.edge.jobs.draft import Delta, Draft
 from services.text.stream import Delta as TextDelta
@@ -63,6 +64,8 @@ class TextModel(Protocol):
 
     @property
     def vocabulary(self) -> int: ...
+
+    async def must_compile(self, grammar: Grammar) -> None: ...
 
     async def encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]: ...
 

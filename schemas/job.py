@@ -13,6 +13,8 @@ from schemas.codec import Message
 from schemas.identity import is_job, is_process
 
 LANES = 16
+SUSPECT = 2
+"""Proven deaths of its owners after which a job computes alone."""
 U64 = 2**64
 
 
@@ -132,6 +134,11 @@ class Job(Message, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def prompt_tokens(self) -> int:
         return len(self.prompt) // 4
+
+    @property
+    def suspect(self) -> bool:
+        """It may be what killed the processes that owned it."""
+        return self.deaths >= SUSPECT
 
     @property
     def open_choices(self) -> tuple[Choice, ...]:

@@ -17,6 +17,7 @@ from services.engine.protocol import DecodeEngine, RunSpec, TokenOutput
 from services.kv.holders import ReservationHolder, RunHolder
 from services.kv.pool import PoolExhausted
 from services.kv.transfer.interface import TransferClient, TransferError
+from services.worker.isolation import begin_alone, make_alone
 from services.worker.runs import Run
 from services.worker.worker import Worker
 
@@ -82,6 +83,8 @@ class Decode:
 
     async def _pull(self, run: Run, handoff: Handoff, here: int) -> None:
         reason = await self._fetch(run, handoff, here)
+        if not reason and run.job.suspect and not await make_alone(self._worker, run):
+            reason = "not_alone"
         if reason:
             run.ending = (State.RETRY, reason)
             self._stopped(run)
@@ -123,7 +126,12 @@ class Decode:
 
     def _prefill_here(self, placement: Placement) -> WorkerAnswer:
         worker, job, run = self._worker, placement.job, placement.run
-        reason = worker.refusal(run, job) or self._no_slot() or worker.queue_refusal(job)
+        reason = worker.refusal(run, job)
+        if not reason and job.suspect:
+            admitted = worker.admit(run, job, 2, State.PREFILLING, lambda: None)
+            begin_alone(worker, admitted, lambda: self._engine.prefill(RunSpec.of(run, job), then_decode=True))
+            return worker.accepted(run)
+        reason = reason or self._no_slot() or worker.queue_refusal(job)
         if not reason:
             try:
                 self._engine.prefill(RunSpec.of(run, job), then_decode=True)

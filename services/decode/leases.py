@@ -52,6 +52,8 @@ class Leases:
         self._pool.release(holder)  # a lease that ran out and was not swept yet
         if worker.beats.draining:
             return "draining"
+        if worker.isolates:
+            return "isolating"
         if worker.runs.cancelled_early(item.run) or worker.runs.known(item.run):
             return "cancelled"
         if worker.beats.credits().decode_slots < 1:

@@ -9,6 +9,8 @@ counting for nothing at temperature 0.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,13 +34,14 @@ _SLICE_S = 0.01  # how often a waiting step looks for cancelled rows, as a real 
 class Script(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
     """What to answer to a prompt that holds `prompt_contains` (token ids in a row).
 
-    After `tokens` comes end of sequence. `fail_at`: the step that would draw this index raises. `step_s`: each of its
-    steps takes this long, in seconds.
+    After `tokens` comes end of sequence. `fail_at`: the step that would draw this index raises. `kill_at`: the process ends
+    there, as by kill -9. `step_s`: each of its steps takes this long, in seconds.
     """
 
     prompt_contains: tuple[int, ...]
     tokens: tuple[int, ...]
     fail_at: int | None = None
+    kill_at: int | None = None
     step_s: float = 0.0
 
 
@@ -138,6 +141,8 @@ class ScriptedRunner:
             seed = sequence.sampling.seed if sequence.sampling.temperature > 0 else 0
             drawn = xxhash.xxh3_64_intdigest(_DRAW.pack(fingerprint, seed, choice, index))
             return self._vocab[drawn % len(self._vocab)]
+        if script.kill_at == index:
+            os.kill(os.getpid(), signal.SIGKILL)
         if script.fail_at == index:
             raise ScriptedFault(f"the script fails at token {index}")
         return script.tokens[index] if index < len(script.tokens) else self._eos_id

@@ -20,6 +20,7 @@ from services.kv.hashing import block_hashes, chain_root
 from services.kv.holders import HandoffHolder, Holder, RunHolder
 from services.kv.transfer.interface import Outcome, TransferServer
 from services.prefill.reservations import Reservations
+from services.worker.isolation import begin_alone
 from services.worker.runs import Run
 from services.worker.worker import Worker
 
@@ -55,7 +56,12 @@ class Prefill:
 
     def _admit(self, placement: Placement) -> WorkerAnswer:
         worker, job, run = self._worker, placement.job, placement.run
-        reason = worker.refusal(run, job) or worker.queue_refusal(job) or ("" if placement.decode else "no_decode")
+        reason = worker.refusal(run, job) or ("" if placement.decode else "no_decode")
+        if not reason and job.suspect:
+            admitted = worker.admit(run, job, 1, State.PREFILLING, lambda: None, placement.decode)
+            begin_alone(worker, admitted, lambda: self._engine.prefill(RunSpec.of(run, job)))
+            return worker.accepted(run)
+        reason = reason or worker.queue_refusal(job)
         if not reason:
             try:
                 self._engine.prefill(RunSpec.of(run, job))

@@ -55,15 +55,19 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What placement must know of a job. `tokens`: prompt and what earlier attempts generated. `weights`: "" = any."""
+    """What placement must know of a job. `tokens`: prompt and what earlier attempts generated. `weights`: "" = any.
+
+    `suspect`: it may kill its worker, so all such jobs of a pool go to one worker, one after another.
+    """
 
     tokens: int
     weights: str = ""
+    suspect: bool = False
 
     @classmethod
     def of(cls, job: Job) -> Request:
         generated = max((len(choice.generated) for choice in job.open_choices), default=0)
-        return cls(job.prompt_tokens + generated, job.weights)
+        return cls(job.prompt_tokens + generated, job.weights, job.suspect)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,8 @@ def place(workers: Sequence[Worker], request: Request, random: Random, without: 
     fitting = [pool.where(lambda w: _prefill_fits(w, tokens), lambda w: _decode_fits(w, tokens)) for pool in usable]
     if not any(pool.complete for pool in fitting):
         return Impossible(ContextLengthExceeded(f"{tokens} tokens are more than this model can take.", param="messages"))
+    if request.suspect:
+        fitting = [pool.first() for pool in fitting]
     ready = [
         pool.where(
             lambda w: w.process not in without and has_prefill_credit(w, tokens),
@@ -166,6 +172,12 @@ class _Pool:
             tuple(filter(decode, self.decode)),
             tuple(worker for worker in self.local if prefill(worker) and decode(worker)),
         )
+
+    def first(self) -> _Pool:
+        """The pool of one worker a phase, the same whoever asks."""
+        parts = (self.prefill, self.decode, self.local)
+        prefill, decode, local = (tuple(sorted(part, key=lambda w: w.process)[:1]) for part in parts)
+        return _Pool(prefill, decode, () if prefill and decode else local)
 
     def best(self, tokens: int, random: Random) -> list[_Way]:
         """The least loaded pair and the least loaded local worker, each with its load."""

@@ -63,6 +63,8 @@ class Worker:
         """Why a run cannot begin here, "" when it can: what every phase checks first."""
         if self.beats.draining:
             return "draining"
+        if self.isolates:
+            return "isolating"
         if job.model != self.engine.info.model:
             return "wrong_model"
         if job.weights and job.weights != self.engine.info.weights:
@@ -74,6 +76,11 @@ class Worker:
         if self.edges.remaining(job.edge, job.deadlines, job.deadlines.total) <= 0:
             return "expired"
         return ""
+
+    @property
+    def isolates(self) -> bool:
+        """A job that may kill this process is here, and must be alone."""
+        return any(run.job.suspect for run in self.runs)
 
     def admit(self, run: int, job: Job, hop: int, state: State, stop: Callable[[], object], partner: str = "") -> Run:
         """Take the run and say *owned* before anything is computed."""
@@ -215,11 +222,15 @@ class Worker:
         try:
             async with asyncio.timeout(timeout):
                 while len(self.runs):
-                    self._run_left.clear()
-                    await self._run_left.wait()
+                    await self.run_left()
         except TimeoutError:
             return False
         return True
+
+    async def run_left(self) -> None:
+        """Until a run ends, or is handed on."""
+        self._run_left.clear()
+        await self._run_left.wait()
 
     async def close(self) -> None:
         for task in list(self._tasks):

@@ -224,3 +224,14 @@ def _may_prefill(w: Worker, tokens: int) -> bool:
 def _may_decode(w: Worker, tokens: int) -> bool:
     fits = tokens < w.context_length and w.blocks(tokens) + 1 <= w.kv_total
     return not w.draining and fits and has_decode_credit(w, tokens)
+
+
+def test_suspects_go_to_one_worker_whatever_its_load() -> None:
+    pool = [
+        worker(f"{name}{n}", role, queued=9 - n) for n in (1, 2, 3) for name, role in (("p", Role.PREFILL), ("d", Role.DECODE))
+    ]
+    suspect = Request(32, suspect=True)
+    assert {place(pool, suspect, Random(seed)) for seed in range(20)} == {Pair("p1", "d1", 3)}
+    assert place(pool, suspect, Random(1), frozenset({"d1"})) == NoCredit("no_credit"), "not to the next best"
+    both = [worker(f"b{n}", Role.BOTH) for n in (2, 1)]
+    assert place(both, suspect, Random(1)) == Local("b1", 3)

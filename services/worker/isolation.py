@@ -1,0 +1,52 @@
+"""A job that may kill its worker computes alone: every other run ends first, as RETRY, and its edge has been told.
+
+Owns the order of these steps. Must not know phases. Invariant: when a suspect takes the process with it, no other job is counted
+a death, because the server had their ends before the suspect's first step here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from schemas.errors import BusError, HeadraceError
+from schemas.lifecycle import State
+from services.worker.runs import Run
+from services.worker.worker import Worker
+
+WITHIN_S = 2.0
+"""The others end within the step in progress; the server answers a ping in a millisecond."""
+
+
+async def make_alone(worker: Worker, run: Run) -> bool:
+    """End every other run of `worker`. False when they did not end in time, or NATS could not be told."""
+    for other in worker.runs:
+        if other is not run:
+            worker.drop(other, State.RETRY, "isolated")
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            while len(worker.runs) > 1:
+                await worker.run_left()
+        worker.outbox.flush()
+        await worker.bus.flush(WITHIN_S)
+    except (TimeoutError, BusError):
+        return False
+    return True
+
+
+def begin_alone(worker: Worker, run: Run, begin: Callable[[], None]) -> None:
+    """A stage of `run` that gives it to the engine with `begin` once it is alone. It ends as RETRY when that is not possible."""
+    worker.stage(run, _begin(worker, run, begin), lambda stopped: worker.end(stopped, *stopped.ending), f"alone {run.id}")
+
+
+async def _begin(worker: Worker, run: Run, begin: Callable[[], None]) -> None:
+    reason = "" if await make_alone(worker, run) else "not_alone"
+    if not reason:
+        try:
+            begin()
+            run.stop = lambda: worker.engine.cancel(run.id)
+        except HeadraceError as error:
+            reason = error.code or "refused"
+    if reason:
+        worker.end(run, State.RETRY, reason)
+        worker.outbox.flush()

@@ -76,14 +76,18 @@ class ScriptedSettings(_Section):
 
 
 class WorkerSettings(_Section):
-    """One worker. `kv_blocks` 0 = from `kv_memory_mb`. `threads`: compute threads of the engine.
+    """One worker. `kv_blocks` 0 = from `kv_memory_mb`; that 0 = from the memory that is free.
+
+    `threads`: cores that one step uses at most, 0 = all there are. `machine_workers`: how many workers of this machine share its
+    memory and cores; `headrace up` tells them.
 
     `prefix_cache`: keep full KV blocks for prompts that begin alike, as long as nobody else needs the room.
     """
 
     engine: Literal["torch", "scripted"] = "torch"
     kv_blocks: int = Field(0, ge=0)
-    kv_memory_mb: int = Field(1024, gt=0)
+    kv_memory_mb: int = Field(0, ge=0)
+    machine_workers: int = Field(1, gt=0)
     prefix_cache: bool = True
     max_batch: int = Field(32, gt=0)
     step_tokens: int = Field(512, gt=0)

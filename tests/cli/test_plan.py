@@ -46,6 +46,12 @@ def test_names_and_arguments() -> None:
     assert services.routers[0].argv[-3:] == ("router", "--name", "r1")
 
 
+def test_workers_are_told_how_many_share_the_machine() -> None:
+    services = planned(Counts(2, 1, 1))
+    assert {program.env["HEADRACE_WORKER__MACHINE_WORKERS"] for program in services.workers} == {"4"}
+    assert "HEADRACE_WORKER__MACHINE_WORKERS" not in services.routers[0].env
+
+
 def test_more_routers_and_edges() -> None:
     services = planned(Counts(1, 1, router=2, edge=3))
     assert [program.name for program in services.all] == ["r1", "r2", "p1", "d1", "e1", "e2", "e3"]

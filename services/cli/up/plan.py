@@ -79,7 +79,13 @@ def plan(settings: Settings, counts: Counts, nats_url: str, passwords: Mapping[s
 
     def workers(role: Role, count: int) -> list[Program]:
         return [
-            program(f"{role.value[0]}{number}", role.value, ("worker", "--role", role.value), STOP_S)
+            program(
+                f"{role.value[0]}{number}",
+                role.value,
+                ("worker", "--role", role.value),
+                STOP_S,
+                HEADRACE_WORKER__MACHINE_WORKERS=str(counts.prefill + counts.decode + counts.both),
+            )
             for number in range(1, count + 1)
         ]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from services.engine.torch_engine.config import LlamaConfig
-from services.engine.torch_engine.pool_size import BLOCK_TOKENS, blocks_that_fit
+from services.engine.torch_engine.pool_size import BLOCK_TOKENS, Room, blocks_that_fit
 from services.kv import memory as kv_memory
 from services.kv.pool import BlockPool
 from services.kv.prefix import PrefixCache
@@ -35,13 +35,13 @@ class KVMemory:
         return self.pool.total * BLOCK_TOKENS
 
 
-def allocate(config: LlamaConfig, settings: WorkerSettings, prefix: PrefixCache | None = None) -> KVMemory:
-    """Memory for as many blocks as the settings say, zeroed when it is first touched. Raises `SettingsError`."""
+def allocate(config: LlamaConfig, settings: WorkerSettings, room: Room, prefix: PrefixCache | None = None) -> KVMemory:
+    """Memory for as many blocks as the settings say or `room` allows, zeroed when it is first touched. Raises `SettingsError`."""
     shape = (config.layers, 2, BLOCK_TOKENS, config.kv_heads, config.head_dim)
     block_bytes = DTYPE.itemsize
     for extent in shape:
         block_bytes *= extent
-    blocks = blocks_that_fit(config, settings, block_bytes)
+    blocks = blocks_that_fit(config, settings, block_bytes, room)
     try:
         memory = kv_memory.allocate(blocks * block_bytes)
     except (OSError, OverflowError) as error:

@@ -1,8 +1,9 @@
-"""How many KV blocks a worker has: from the settings, checked against what the model needs. Pure."""
+"""How many KV blocks a worker has: from the settings or from the memory there is, checked against what the model needs. Pure."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from services.engine.torch_engine.config import LlamaConfig
 from services.settings import SettingsError, WorkerSettings
@@ -10,22 +11,72 @@ from services.settings import SettingsError, WorkerSettings
 BLOCK_TOKENS = 16
 _FEWEST_BLOCKS = 64
 _MB = 2**20
+_FRACTION = 0.5
+"""Of what is free, without a setting: the rest is for working memory, the page cache and everybody else."""
+_MOST_AUTOMATIC = 2048 * _MB
 
 _log = logging.getLogger(__name__)
 
 
-def blocks_that_fit(config: LlamaConfig, settings: WorkerSettings, block_bytes: int) -> int:
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes `available` to all workers of this machine. Weights: `shared` by all in one copy, or each one's `own`."""
+
+    available: int
+    shared: int = 0
+    own: int = 0
+
+    def share(self, workers: int) -> int:
+        """What is left to one of `workers` that start together."""
+        return max(0, (self.available - self.shared) // workers - self.own)
+
+
+def blocks_that_fit(config: LlamaConfig, settings: WorkerSettings, block_bytes: int, room: Room) -> int:
     """Too few for one whole context is allowed, down to 64 blocks, and shortens what the engine promises.
 
-    Raises `SettingsError` below that.
+    Raises `SettingsError` below that, and for a setting that asks for more than there is.
     """
-    blocks = settings.kv_blocks or settings.kv_memory_mb * _MB // block_bytes
     whole = -(-config.context // BLOCK_TOKENS)
     fewest = min(whole, _FEWEST_BLOCKS)
-    if blocks < fewest:
-        key = "kv_blocks" if settings.kv_blocks else "kv_memory_mb"
-        needed = f"{fewest} KV blocks, {-(-fewest * block_bytes // _MB)} MB"
-        raise SettingsError(f"worker.{key}: room for {blocks} blocks of {block_bytes} bytes; this model needs at least {needed}")
+    if settings.kv_blocks or settings.kv_memory_mb:
+        blocks = _asked(settings, fewest, block_bytes, room)
+    else:
+        blocks = _automatic(settings, fewest, block_bytes, room)
     if blocks < whole:
         _log.warning("%d KV blocks hold %d of the model's %d tokens of context", blocks, blocks * BLOCK_TOKENS, config.context)
     return blocks
+
+
+def _asked(settings: WorkerSettings, fewest: int, block_bytes: int, room: Room) -> int:
+    """A worker that starts again beside others, whose memory is in use by then, gets what it asks for: the whole rest is its."""
+    key = "kv_blocks" if settings.kv_blocks else "kv_memory_mb"
+    blocks = settings.kv_blocks or settings.kv_memory_mb * _MB // block_bytes
+    if blocks < fewest:
+        raise SettingsError(
+            f"worker.{key}: room for {blocks} blocks of {block_bytes} bytes; "
+            f"this model needs at least {_needs(fewest, block_bytes)}"
+        )
+    if blocks * block_bytes > room.share(1):
+        raise SettingsError(
+            f"worker.{key}: {blocks} KV blocks take {_mb(blocks * block_bytes)}; beside the weights {_mb(room.share(1))} are free"
+        )
+    return blocks
+
+
+def _automatic(settings: WorkerSettings, fewest: int, block_bytes: int, room: Room) -> int:
+    share = room.share(settings.machine_workers)
+    blocks = min(int(share * _FRACTION), _MOST_AUTOMATIC) // block_bytes
+    if blocks < fewest:
+        raise SettingsError(
+            f"not enough memory: beside the weights {_mb(share)} are free for each of {settings.machine_workers} workers; "
+            f"half of it must hold {_needs(fewest, block_bytes)} (or set worker.kv_memory_mb)"
+        )
+    return blocks
+
+
+def _needs(blocks: int, block_bytes: int) -> str:
+    return f"{blocks} KV blocks, {_mb(blocks * block_bytes)}"
+
+
+def _mb(size: int) -> str:
+    return f"{-(-size // _MB)} MB"

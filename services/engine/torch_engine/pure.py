@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from services.engine.host import available_memory
 from services.engine.torch_engine import memory
 from services.engine.torch_engine.backend import Backend
 from services.engine.torch_engine.config import LlamaConfig
 from services.engine.torch_engine.model import Llama
+from services.engine.torch_engine.pool_size import Room
 from services.engine.torch_engine.runner import TorchRunner
-from services.engine.torch_engine.weights import load_weights
+from services.engine.torch_engine.weights import load_weights, weight_bytes
 from services.kv.prefix import PrefixCache
 from services.models.store import ModelFiles
 from services.settings import WorkerSettings
@@ -17,7 +19,7 @@ def assemble(
     files: ModelFiles, config: LlamaConfig, settings: WorkerSettings, *, prefix: PrefixCache | None, eos_ids: frozenset[int]
 ) -> Backend:
     """Reads all weights. Raises `ModelError`, `SettingsError`."""
-    kv = memory.allocate(config, settings, prefix)
+    kv = memory.allocate(config, settings, Room(available_memory(), own=weight_bytes(config)), prefix)
     model = Llama(config, load_weights(files.safetensors, config), kv.tensor)
     return Backend(
         runner=TorchRunner(model, threads=settings.threads, eos_ids=eos_ids),

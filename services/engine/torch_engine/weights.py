@@ -6,6 +6,7 @@ each. Invariant: what comes out has exactly the shapes the configuration asks fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -66,6 +67,11 @@ def load_weights(files: Sequence[Path], config: LlamaConfig, dtype: torch.dtype 
             norm=source.take(_NORM),
             head=embed if config.tied else source.take(_HEAD),
         )
+
+
+def weight_bytes(config: LlamaConfig, dtype: torch.dtype = torch.float32) -> int:
+    """What `load_weights` takes of memory."""
+    return dtype.itemsize * sum(math.prod(shape) for shape in _shapes(config).values())
 
 
 class _Source:

@@ -10,15 +10,18 @@ import torch
 
 from services.engine.torch_engine import memory
 from services.engine.torch_engine.config import LlamaConfig
+from services.engine.torch_engine.pool_size import Room, blocks_that_fit
 from services.engine.torch_engine.rope import Rope
 from services.settings import SettingsError, WorkerSettings
 
 CONFIG = LlamaConfig(257, 48, 96, 3, 6, 2, 8, 4096, Rope(1e4), 1e-5, False)
+ROOM = Room(2**30)
+MB = 2**20
 BLOCK_BYTES = 3 * 2 * 16 * 2 * 8 * 4
 
 
 def test_a_block_is_one_contiguous_region_of_the_pool() -> None:
-    kv = memory.allocate(CONFIG, WorkerSettings(kv_blocks=256))
+    kv = memory.allocate(CONFIG, WorkerSettings(kv_blocks=256), ROOM)
     assert tuple(kv.tensor.shape) == (256, 3, 2, 16, 2, 8)
     assert kv.tensor.is_contiguous()
     assert kv.pool.block_bytes == BLOCK_BYTES
@@ -30,7 +33,7 @@ def test_a_block_is_one_contiguous_region_of_the_pool() -> None:
 
 
 def test_blocks_from_megabytes() -> None:
-    assert memory.allocate(CONFIG, WorkerSettings(kv_memory_mb=2)).pool.total == 2 * 2**20 // BLOCK_BYTES
+    assert memory.allocate(CONFIG, WorkerSettings(kv_memory_mb=2), ROOM).pool.total == 2 * 2**20 // BLOCK_BYTES
 
 
 @pytest.mark.parametrize(
@@ -43,14 +46,54 @@ def test_blocks_from_megabytes() -> None:
 def test_too_little_memory_is_refused_with_what_is_needed(settings: WorkerSettings, message: str) -> None:
     config = replace(CONFIG, layers=12) if settings.kv_blocks == 0 else CONFIG
     with pytest.raises(SettingsError, match=message):
-        memory.allocate(config, settings)
+        memory.allocate(config, settings, ROOM)
 
 
 def test_less_than_a_whole_context_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert memory.allocate(CONFIG, WorkerSettings(kv_blocks=64)).tokens == 1024
+        assert memory.allocate(CONFIG, WorkerSettings(kv_blocks=64), ROOM).tokens == 1024
     assert "1024 of the model's 4096 tokens" in caplog.text
 
 
 def test_a_short_context_needs_few_blocks() -> None:
-    assert memory.allocate(replace(CONFIG, context=32), WorkerSettings(kv_blocks=2)).tokens == 32
+    assert memory.allocate(replace(CONFIG, context=32), WorkerSettings(kv_blocks=2), ROOM).tokens == 32
+
+
+def pool(settings: WorkerSettings, room: Room) -> int:
+    """Bytes."""
+    return memory.allocate(CONFIG, settings, room).pool.total * BLOCK_BYTES
+
+
+def test_without_a_setting_half_of_what_is_free_is_shared_among_the_machine_s_workers() -> None:
+    assert pool(WorkerSettings(), Room(100 * MB)) == 50 * MB // BLOCK_BYTES * BLOCK_BYTES
+    assert pool(WorkerSettings(machine_workers=4), Room(100 * MB)) == 12.5 * MB // BLOCK_BYTES * BLOCK_BYTES
+    beside_weights = Room(100 * MB, shared=20 * MB, own=10 * MB)
+    assert pool(WorkerSettings(machine_workers=2), beside_weights) == 15 * MB // BLOCK_BYTES * BLOCK_BYTES
+
+
+def test_without_a_setting_a_large_machine_is_not_taken_over() -> None:
+    assert blocks_that_fit(CONFIG, WorkerSettings(), 2**20, Room(2**40)) == 2048
+
+
+@pytest.mark.parametrize(
+    ("settings", "room", "message"),
+    [
+        (WorkerSettings(), Room(MB // 2), "not enough memory.* 1 MB are free for each of 1 workers.* 64 KV blocks, 1 MB"),
+        (WorkerSettings(machine_workers=2), Room(100 * MB, shared=200 * MB), " 0 MB are free for each of 2 workers"),
+        (
+            WorkerSettings(kv_memory_mb=64),
+            Room(100 * MB, shared=30 * MB, own=10 * MB),
+            r"kv_memory_mb: .* 64 MB.* 60 MB are free",
+        ),
+        (WorkerSettings(kv_blocks=20_000), Room(100 * MB), r"kv_blocks: 20000 KV blocks take 118 MB.* 100 MB are free"),
+    ],
+)
+def test_what_does_not_fit_the_machine_is_refused_in_one_line(settings: WorkerSettings, room: Room, message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as refused:
+        memory.allocate(CONFIG, settings, room)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_worker_that_starts_again_gets_the_pool_it_asks_for() -> None:
+    """Its neighbour's pool is in use by then: what is free is its own half."""
+    assert pool(WorkerSettings(machine_workers=2, kv_memory_mb=40), Room(50 * MB)) > 39 * MB

@@ -17,6 +17,7 @@ from services.engine.torch_engine import memory
 from services.engine.torch_engine.batch import build_batch
 from services.engine.torch_engine.config import load_config
 from services.engine.torch_engine.model import Llama
+from services.engine.torch_engine.pool_size import Room
 from services.engine.torch_engine.weights import load_weights
 from services.settings import WorkerSettings
 from tests.engine.torch_engine import tiny
@@ -29,7 +30,7 @@ class Bench:
 
     def __init__(self, model: tiny.Tiny) -> None:
         config = load_config(model.files.config)
-        self.kv = memory.allocate(config, WorkerSettings(kv_blocks=BLOCKS)).tensor
+        self.kv = memory.allocate(config, WorkerSettings(kv_blocks=BLOCKS), Room(2**30)).tensor
         self.kv.fill_(float("nan"))
         self.llama = Llama(config, load_weights(model.files.safetensors, config), self.kv)
         self._free = list(range(BLOCKS))

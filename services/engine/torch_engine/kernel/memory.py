@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from services.engine.torch_engine.config import LlamaConfig
 from services.engine.torch_engine.kernel.library import BLOCK_TOKENS, DType, Library
-from services.engine.torch_engine.pool_size import blocks_that_fit
+from services.engine.torch_engine.pool_size import Room, blocks_that_fit
 from services.kv import memory as kv_memory
 from services.kv.pool import BlockPool
 from services.kv.prefix import PrefixCache
@@ -34,10 +34,12 @@ class KernelMemory:
         return self.pool.total * BLOCK_TOKENS
 
 
-def allocate(library: Library, config: LlamaConfig, settings: WorkerSettings, prefix: PrefixCache | None) -> KernelMemory:
-    """Memory for as many blocks as the settings say, zeroed when it is first touched. Raises `SettingsError`."""
+def allocate(
+    library: Library, config: LlamaConfig, settings: WorkerSettings, room: Room, prefix: PrefixCache | None
+) -> KernelMemory:
+    """Memory for as many blocks as the settings say or `room` allows, zeroed when it is first touched. Raises `SettingsError`."""
     block_bytes = library.block_bytes(config.layers, config.kv_heads, config.head_dim, DTYPE)
-    blocks = blocks_that_fit(config, settings, block_bytes)
+    blocks = blocks_that_fit(config, settings, block_bytes, room)
     try:
         memory = kv_memory.allocate(blocks * block_bytes)
     except (OSError, OverflowError) as error:

@@ -9,6 +9,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.engine.host import available_memory
 from services.engine.torch_engine.backend import Backend
 from services.engine.torch_engine.config import LlamaConfig
 from services.engine.torch_engine.kernel import memory
@@ -18,6 +19,7 @@ from services.engine.torch_engine.kernel.library import VERSION, Library
 from services.engine.torch_engine.kernel.model import KernelModel
 from services.engine.torch_engine.kernel.runner import KernelRunner
 from services.engine.torch_engine.kernel.selftest import is_exact
+from services.engine.torch_engine.pool_size import Room
 from services.kv.prefix import PrefixCache
 from services.models.store import ModelFiles
 from services.settings import WorkerSettings
@@ -42,7 +44,8 @@ class Kernel:
         eos_ids: frozenset[int],
     ) -> Backend:
         """Maps the weights and makes the KV memory. Raises `ModelError`, `SettingsError`."""
-        kv = memory.allocate(self.library, config, settings, prefix)
+        weights = sum(file.stat().st_size for file in files.safetensors)
+        kv = memory.allocate(self.library, config, settings, Room(available_memory(), shared=weights), prefix)
         model = KernelModel(
             self.library,
             config,

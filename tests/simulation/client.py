@@ -30,7 +30,9 @@ class Record:
     tokens: list[int] = field(default_factory=list)
     outcome: str = ""
     owned: bool = False
-    """Somebody owned the job before it ended."""
+    """Somebody was seen to own the job while it was open."""
+    cut_off: bool = False
+    """Its edge's own connection was seen to be down for as long as ends a stream."""
     wrong: str = ""
     received: int = 0
     stalled: float = 0.0
@@ -79,4 +81,4 @@ async def _listen(record: Record, handle: JobHandle) -> None:
         record.outcome = "gave_up"
         handle.cancel()
     except HeadraceError as error:
-        record.outcome, record.owned = error.code or type(error).__name__, record.job.owned
+        record.outcome = error.code or type(error).__name__

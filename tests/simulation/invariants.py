@@ -11,6 +11,7 @@ from schemas.codec import decode
 from schemas.reply import Digest, Reply
 from schemas.state import Cause, Death, Role
 from services.bus.memory import Delivery
+from services.edge.jobs.timing import Timing
 from services.kv.holders import ReservationHolder
 from services.kv.pool import LedgerError
 from services.worker.runs import Run
@@ -180,6 +181,8 @@ class Watch:
     def _judge_progress(self, record: Record, well: int | None) -> None:
         """A job that was owned goes on when there is somebody to go on with it."""
         job = record.job
+        record.owned = record.owned or (job.owned and not job.closed)
+        record.cut_off = record.cut_off or record.node.bus.down_for() > Timing().cut_off_s - 2 * TICK_S
         told = self._news.get((record.node.process.id, job.in_charge), float("inf"))
         if record.node.process.running and not job.closed and not job.over.done() and self._cluster.loop.time() > told + PROVEN_S:
             raise Violation(f"client {record.number} still waits for {job.in_charge}, whose death its edge knows")

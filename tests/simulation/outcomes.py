@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from schemas.errors import BusUnavailable, DeadlineExceeded, InternalError, Overloaded, QueueExpired, Unavailable
-from services.edge.jobs.timing import Timing
 from tests.simulation.client import Record
 from tests.simulation.invariants import Violation
 from tests.simulation.plan import Plan
@@ -11,9 +10,6 @@ from tests.simulation.plan import Plan
 _ITS_OWN = {"finished", "gave_up", DeadlineExceeded.code}
 """Ends that need no excuse: the deadlines of some clients are short on purpose."""
 _BUSY = {Overloaded.code, QueueExpired.code}
-
-_CUT_OFF = {"nats_down", "partition"}
-"""What may keep an edge from its workers for longer than streams wait."""
 
 
 def judge(record: Record, plan: Plan) -> None:
@@ -25,7 +21,7 @@ def judge(record: Record, plan: Plan) -> None:
         allowed |= _BUSY
         if plan.faults or plan.storms:
             allowed |= {Unavailable.code, "bus_unavailable", "model_loading"}
-    if sum(fault.lasts for fault in plan.faults if fault.kind in _CUT_OFF) > Timing().cut_off_s:
+    if record.cut_off:
         allowed.add(BusUnavailable.code)
     if record.job.deaths >= 3:
         allowed.add(InternalError.code)

@@ -37,7 +37,7 @@ class TextModel:
         self._tokenizer = tokenizer
         self._vocabulary = tokenizer.size
         self._encoder = PromptEncoder(tokenizer, template)
-        self._grammars = GrammarCache(byte_vocabulary)
+        self._grammars = GrammarCache(byte_vocabulary())
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenise")
 
     @classmethod

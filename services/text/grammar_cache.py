@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 
 from llguidance import LLTokenizer
 
 from schemas.job import Grammar
 from services.text.grammar import BadGrammar, CompiledGrammar, compile_grammar
 
-_log = logging.getLogger(__name__)
 Compiled = CompiledGrammar | BadGrammar
 BUDGET_S = 5.0
 _THREADS = 2
@@ -29,10 +26,17 @@ _ENTRY = 4096
 
 
 class GrammarCache:
-    """`load` makes the vocabulary, in a thread, when the first grammar comes; what it raises refuses that grammar."""
+    """`compile_` is what a thread runs; it raises nothing."""
 
-    def __init__(self, load: Callable[[], LLTokenizer], *, budget_s: float = BUDGET_S) -> None:
-        self._load = load
+    def __init__(
+        self,
+        vocabulary: LLTokenizer,
+        *,
+        budget_s: float = BUDGET_S,
+        compile_: Callable[[Grammar, LLTokenizer], Compiled] = compile_grammar,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._compile_now = compile_
         self._budget_s = budget_s
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._known: OrderedDict[bytes, tuple[asyncio.Task[Compiled], int]] = OrderedDict()
@@ -62,23 +66,11 @@ class GrammarCache:
     async def _compile(self, key: bytes, grammar: Grammar) -> Compiled:
         try:
             async with asyncio.timeout(self._budget_s):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, self._compile_now, grammar)
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._threads, self._compile_now, grammar, self._vocabulary)
         except TimeoutError:
             self._forget(key)  # it may have waited for others
             return BadGrammar("it takes too long to compile")
-
-    def _compile_now(self, grammar: Grammar) -> Compiled:
-        """In a thread."""
-        try:
-            vocabulary = self._vocabulary
-        except Exception:
-            _log.exception("no grammar can be used with this tokenizer")
-            return BadGrammar("this model's tokenizer does not allow it")
-        return compile_grammar(grammar, vocabulary)
-
-    @cached_property
-    def _vocabulary(self) -> LLTokenizer:
-        return self._load()
 
     def _forget(self, key: bytes) -> None:
         entry = self._known.pop(key, None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -140,45 +139,42 @@ def test_a_schema_deeper_than_python_can_write_is_refused() -> None:
 # the cache
 
 
-def counting(done: list[int], gate: threading.Event | None = None) -> Callable[[], LLTokenizer]:
-    def load() -> LLTokenizer:
-        done.append(1)
-        if gate is not None:
-            gate.wait(10)
-        return byte_vocabulary()
+class Compiler:
+    """Counts, and waits for `gate`."""
 
-    return load
+    def __init__(self, *, opened: bool = True) -> None:
+        self.compiled: list[Grammar] = []
+        self.gate = threading.Event()
+        if opened:
+            self.gate.set()
+
+    def __call__(self, grammar: Grammar, vocabulary: LLTokenizer) -> Compiled:
+        self.compiled.append(grammar)
+        self.gate.wait(10)
+        return compile_grammar(grammar, vocabulary)
 
 
 async def test_one_compilation_for_all_who_ask() -> None:
-    loads: list[int] = []
-    cache = GrammarCache(counting(loads))
+    compiler = Compiler()
+    cache = GrammarCache(BYTES, compile_=compiler)
     first, second = await asyncio.gather(cache.get(regex("a+")), cache.get(regex("a+")))
     assert first is second is await cache.get(regex("a+"))
     assert await cache.get(regex("b+")) is not first
-    assert len(loads) == 1
+    assert compiler.compiled == [regex("a+"), regex("b+")]
     cache.close()
 
 
-async def test_the_loop_runs_on_and_a_budget_ends_the_wait() -> None:
-    gate, loads = threading.Event(), []  # type: ignore[var-annotated]
-    cache = GrammarCache(counting(loads, gate), budget_s=0.05)
-    refused = await cache.get(regex("a+"))
-    assert refused == BadGrammar("it takes too long to compile")
-    gate.set()
-    found: list[Compiled] = [refused]
-
-    async def ask() -> None:
-        while found[0] == refused:
-            found[0] = await cache.get(regex("a+"))
-
-    await asyncio.wait_for(ask(), 10)  # what took too long is not remembered
-    assert isinstance(found[0], CompiledGrammar)
+async def test_a_budget_ends_the_wait_and_what_took_too_long_is_not_remembered() -> None:
+    compiler = Compiler(opened=False)
+    cache = GrammarCache(BYTES, budget_s=0.2, compile_=compiler)
+    assert await cache.get(regex("a+")) == BadGrammar("it takes too long to compile")
+    compiler.gate.set()
+    assert isinstance(await cache.get(regex("a+")), CompiledGrammar)
     cache.close()
 
 
 async def test_what_is_remembered_is_bounded() -> None:
-    cache = GrammarCache(byte_vocabulary)
+    cache = GrammarCache(BYTES)
     first = await cache.get(Grammar(kind="json_object", source="0" * 60_000))
     for number in range(1, 20):
         await cache.get(Grammar(kind="json_object", source=f"{number}" * 60_000))
@@ -186,20 +182,11 @@ async def test_what_is_remembered_is_bounded() -> None:
     cache.close()
 
 
-async def test_a_tokenizer_that_cannot_be_loaded_refuses_and_nothing_else() -> None:
-    def load() -> LLTokenizer:
-        raise ValueError("no")
-
-    cache = GrammarCache(load)
-    assert isinstance(await cache.get(regex("a+")), BadGrammar)
-    cache.close()
-
-
-async def test_closing_drops_what_waits() -> None:
-    gate, loads = threading.Event(), []  # type: ignore[var-annotated]
-    cache = GrammarCache(counting(loads, gate), budget_s=5)
+async def test_closing_leaves_what_runs_to_end() -> None:
+    compiler = Compiler(opened=False)
+    cache = GrammarCache(BYTES, compile_=compiler)
     waiting = cache.start(regex("a+"))
-    await until(lambda: loads, what="the load")
+    await until(lambda: compiler.compiled, what="the compilation")
     cache.close()
-    gate.set()
+    compiler.gate.set()
     assert isinstance(await waiting, CompiledGrammar)

@@ -17,6 +17,7 @@ from random import Random
 import numpy as np
 
 from schemas.job import Choice, Sampling
+from services.engine.host import available_memory
 from services.engine.protocol import RunSpec
 from services.engine.scheduler import Chunk, Step
 from services.engine.sequence import Sequence
@@ -27,6 +28,7 @@ from services.engine.torch_engine.kernel.library import BLOCK_TOKENS
 from services.engine.torch_engine.kernel.memory import allocate
 from services.engine.torch_engine.kernel.model import KernelModel, StopFlag
 from services.engine.torch_engine.kernel.start import load_kernel
+from services.engine.torch_engine.pool_size import Room
 from services.models.store import ModelFiles, ModelStore
 from services.settings import Settings, WorkerSettings
 
@@ -60,7 +62,7 @@ def kernel(files: ModelFiles, config: LlamaConfig, settings: Settings, threads: 
     if loaded is None:
         raise SystemExit("no kernel here")
     print(f"kernel for {loaded.library.isa}, exact: {loaded.exact}")
-    kv = allocate(loaded.library, config, WorkerSettings(kv_blocks=BLOCKS), None)
+    kv = allocate(loaded.library, config, WorkerSettings(kv_blocks=BLOCKS), Room(available_memory()), None)
     tensors = map_checkpoint(files.safetensors)
     model = KernelModel(loaded.library, config, tensors, kv.content, max_rows=PROMPT, max_threads=threads)
     return lambda step, count: model.compute(build_batch(step), StopFlag(), count)
@@ -73,9 +75,8 @@ def pure_torch(files: ModelFiles, config: LlamaConfig) -> Compute:
     from services.engine.torch_engine.model import Llama
     from services.engine.torch_engine.weights import load_weights
 
-    model = Llama(
-        config, load_weights(files.safetensors, config), memory.allocate(config, WorkerSettings(kv_blocks=BLOCKS)).tensor
-    )
+    kv = memory.allocate(config, WorkerSettings(kv_blocks=BLOCKS), Room(available_memory()))
+    model = Llama(config, load_weights(files.safetensors, config), kv.tensor)
 
     def compute(step: Step, threads: int) -> object:
         torch.set_num_threads(threads)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -19,6 +20,7 @@ from pydantic_settings import (
 )
 
 ENV_PREFIX = "HEADRACE_"
+_OTHER_VARIABLES = frozenset({"HEADRACE_CONFIG", "HEADRACE_URL"})
 
 
 class SettingsError(Exception):
@@ -79,8 +81,7 @@ class WorkerSettings(_Section):
     """One worker. `kv_blocks` 0 = from `kv_memory_mb`; that 0 = from the memory that is free.
 
     `threads`: cores that one step uses at most, 0 = all there are. `machine_workers`: how many workers of this machine share its
-    memory and cores; `headrace up` tells them.
-
+    memory (and its cores, where the engine has no arbiter); `headrace up` tells them.
     `prefix_cache`: keep full KV blocks for prompts that begin alike, as long as nobody else needs the room.
     """
 
@@ -92,7 +93,7 @@ class WorkerSettings(_Section):
     max_batch: int = Field(32, gt=0)
     step_tokens: int = Field(512, gt=0)
     step_target_s: float = Field(0.06, gt=0)
-    threads: int = Field(1, gt=0)
+    threads: int = Field(0, ge=0)
     transfer: Literal["auto", "shm", "tcp", "nixl"] = "auto"
     transfer_host: str = "127.0.0.1"
     transfer_advertise: str = ""
@@ -133,15 +134,27 @@ class Settings(BaseSettings):
 def load() -> Settings:
     """The settings of this process. Raises `SettingsError`."""
     path = _config_file()
+    unknown = sorted(name for name in os.environ if name.startswith(ENV_PREFIX) and not _known(name))
+    if unknown:
+        raise SettingsError(f"wrong settings: unknown variable {', '.join(unknown)}")
     if os.environ.get("HEADRACE_CONFIG") and not path.is_file():
         raise SettingsError(f"HEADRACE_CONFIG: there is no file {path}")
     try:
         return Settings()
     except ValidationError as error:
-        lines = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
-        raise SettingsError("wrong settings: " + "; ".join(lines)) from None
+        raise SettingsError("wrong settings: " + "; ".join(map(_line, error.errors()))) from None
     except ValueError as error:  # a headrace.toml that is not TOML
         raise SettingsError(f"{path}: {error}") from None
+
+
+def _line(item: ErrorDetails) -> str:
+    key = ".".join(str(part) for part in item["loc"])
+    return f"unknown key {key}" if item["type"] == "extra_forbidden" else f"{key}: {item['msg']}"
+
+
+def _known(variable: str) -> bool:
+    """Whether a variable is a setting or one of the few that are not; keys of sections are checked with their section."""
+    return variable in _OTHER_VARIABLES or variable.removeprefix(ENV_PREFIX).split("__")[0].lower() in Settings.model_fields
 
 
 def _config_file() -> Path:

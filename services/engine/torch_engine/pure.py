@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.engine.host import available_memory
+from services.engine.host import available_cores, available_memory
 from services.engine.torch_engine import memory
 from services.engine.torch_engine.backend import Backend
 from services.engine.torch_engine.config import LlamaConfig
@@ -20,9 +20,10 @@ def assemble(
 ) -> Backend:
     """Reads all weights. Raises `ModelError`, `SettingsError`."""
     kv = memory.allocate(config, settings, Room(available_memory(), own=weight_bytes(config)), prefix)
+    threads = settings.threads or max(1, len(available_cores()) // settings.machine_workers)
     model = Llama(config, load_weights(files.safetensors, config), kv.tensor)
     return Backend(
-        runner=TorchRunner(model, threads=settings.threads, eos_ids=eos_ids),
+        runner=TorchRunner(model, threads=threads, eos_ids=eos_ids),
         pool=kv.pool,
         tokens=kv.tokens,
         kv_dtype="float32",

@@ -15,6 +15,7 @@ from schemas.job import Choice, Sampling
 from schemas.lifecycle import State
 from services.clock import SystemClock
 from services.engine.core import StepEngine
+from services.engine.cores import CoreArbiter
 from services.engine.protocol import RunSpec
 from services.engine.scheduler import Chunk, Step
 from services.engine.sequence import Sequence
@@ -106,7 +107,7 @@ async def test_the_runner_stops_the_kernel_once_every_row_is_cancelled(library: 
     with machine(library, deep) as shared:
         tokens = shared.tokens(tiny.prompt(1, 500))
         sequences = [Sequence(spec(1, tokens.ids, 5), 0, tokens.ids, tuple(tokens.blocks), 0, True)]
-        runner = KernelRunner(shared.model, threads=1, eos_ids=frozenset())
+        runner = KernelRunner(shared.model, cores=CoreArbiter(tmp_path, (0,)), eos_ids=frozenset())
         step = asyncio.create_task(runner.execute(Step((Chunk(sequences[0], 0, 500, samples=True),))))
         await until(lambda: bool((shared.kv[tokens.blocks[0]] != NAN).any()), 10, "the first layer")
         sequences[0].cancelled = True

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+from services.engine.cores import CoreArbiter
 from services.engine.drawing import Draws, draws_of, outcomes
 from services.engine.runner import Outcome
 from services.engine.scheduler import Step
@@ -20,18 +22,23 @@ _LOOK_S = 0.01
 
 
 class KernelRunner:
-    """`threads`: how many cores one step uses. `eos_ids` are not drawn before a choice has its `min_tokens`."""
+    """Each step asks `cores` for its threads. `eos_ids` are not drawn before a choice has its `min_tokens`."""
 
-    def __init__(self, model: KernelModel, *, threads: int, eos_ids: frozenset[int]) -> None:
+    def __init__(self, model: KernelModel, *, cores: CoreArbiter, eos_ids: frozenset[int]) -> None:
         self._model = model
-        self._threads = threads
+        self._cores = cores
         self._eos_ids = eos_ids
         self._thread = ThreadPoolExecutor(1, "engine")
 
     async def execute(self, step: Step) -> Sequence[Outcome] | None:
+        async with self._cores.step(decode=any(chunk.sequence.decoding for chunk in step.chunks)) as threads:
+            return await self._execute(step, threads)
+
+    async def _execute(self, step: Step, threads: int) -> Sequence[Outcome] | None:
         stop = StopFlag()
         draws = draws_of(step, self._eos_ids)
-        computing = asyncio.get_running_loop().run_in_executor(self._thread, self._compute, build_batch(step), draws, stop)
+        work = partial(self._compute, build_batch(step), draws, stop, threads)
+        computing = asyncio.get_running_loop().run_in_executor(self._thread, work)
         try:
             while not (await asyncio.wait({computing}, timeout=_LOOK_S))[0]:
                 if all(chunk.sequence.cancelled for chunk in step.chunks):
@@ -43,10 +50,11 @@ class KernelRunner:
     async def close(self) -> None:
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
         self._model.close()
+        self._cores.close()
 
-    def _compute(self, batch: Batch, draws: Sequence[Draws], stop: StopFlag) -> Sequence[Outcome] | None:
+    def _compute(self, batch: Batch, draws: Sequence[Draws], stop: StopFlag, threads: int) -> Sequence[Outcome] | None:
         """In the thread."""
-        logits = self._model.compute(batch, stop, self._threads)
+        logits = self._model.compute(batch, stop, threads)
         if logits is None:
             return None
         return outcomes(logits, draws)

@@ -9,7 +9,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.engine.host import available_memory
+from services.engine.cores import CoreArbiter, lock_folder
+from services.engine.host import available_cores, available_memory
 from services.engine.torch_engine.backend import Backend
 from services.engine.torch_engine.config import LlamaConfig
 from services.engine.torch_engine.kernel import memory
@@ -22,7 +23,7 @@ from services.engine.torch_engine.kernel.selftest import is_exact
 from services.engine.torch_engine.pool_size import Room
 from services.kv.prefix import PrefixCache
 from services.models.store import ModelFiles
-from services.settings import WorkerSettings
+from services.settings import SettingsError, WorkerSettings
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Kernel:
         """Maps the weights and makes the KV memory. Raises `ModelError`, `SettingsError`."""
         weights = sum(file.stat().st_size for file in files.safetensors)
         kv = memory.allocate(self.library, config, settings, Room(available_memory(), shared=weights), prefix)
+        cores = _arbiter(settings.threads)
         model = KernelModel(
             self.library,
             config,
@@ -53,10 +55,10 @@ class Kernel:
             kv.content,
             kv_dtype=memory.DTYPE,
             max_rows=settings.step_tokens + settings.max_batch,
-            max_threads=settings.threads,
+            max_threads=cores.most,
         )
         return Backend(
-            runner=KernelRunner(model, threads=settings.threads, eos_ids=eos_ids),
+            runner=KernelRunner(model, cores=cores, eos_ids=eos_ids),
             pool=kv.pool,
             tokens=kv.tokens,
             kv_dtype="float16",
@@ -65,6 +67,13 @@ class Kernel:
             numerics=f"float32 kernel {VERSION} {'fused' if self.library.fused else 'unfused'}",
             exact=self.exact,
         )
+
+
+def _arbiter(most: int) -> CoreArbiter:
+    try:
+        return CoreArbiter(lock_folder(), available_cores(), most)
+    except OSError as error:
+        raise SettingsError(f"the engines of this host cannot share its cores: {error}") from None
 
 
 def load_kernel(folder: Path) -> Kernel | None:

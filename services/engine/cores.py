@@ -1,0 +1,175 @@
+"""Which engine computes on how many cores: an arbiter among the engines of one host, without a process of its own.
+
+Each core is a file that one engine at a time holds locked, in memory that all processes of the host share; an engine that dies
+holds nothing any more, because the system drops its locks. Cores are counted, not bound: who holds two runs two threads, wherever
+the system puts them. Who wants a core and has none holds a lock of its kind, decode or prefill, which the others can see. Rules:
+
+- A step has at least one thread. More cores are taken only when they are free and nobody wants one; they go back with the step.
+- The first core stays for some ms, so that engines which compute step after step do not queue anew for each.
+- It goes back at once when somebody wants one who comes first: decode before all, prefill after all; and nobody who comes anew
+  overtakes those who wait. So a prefill that had every core leaves one to a decode that begins, with its next step.
+- Nobody waits longer than its patience: then it computes in one thread without a core, and the system shares them.
+
+Must not know sequences or models. Invariant: a wrong count makes a step slow and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+LINGER_S = 0.005
+_FIRST_PAUSE_S = 0.0005
+_LONGEST_PAUSE_S = 0.004
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def lock_folder() -> Path:
+    """The folder for all engines that this user runs on this host. Raises OSError when it cannot be had, or is not ours."""
+    base = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    folder = base / f"headrace-cores-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to somebody else")
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds that a step waits for its first core. For decode few: beside a prefill it is slow, behind one slower."""
+
+    decode: float = 0.005
+    prefill: float = 0.05
+
+
+class CoreArbiter:
+    """One engine's hand on the cores numbered `cores`: up to `most` of them, 0 = all. One step at a time; on one event loop."""
+
+    def __init__(self, folder: Path, cores: Sequence[int], most: int = 0, *, patience: Patience = Patience()) -> None:
+        """Raises OSError."""
+        self._patience = patience
+        self.most = min(most or len(cores), len(cores))
+        self._cores = [_Lock(folder / f"core-{number}") for number in cores]
+        self._decode, self._prefill = _Lock(folder / "decode-wants"), _Lock(folder / "prefill-wants")
+        self._held: list[_Lock] = []
+        self._wanting: _Lock | None = None
+        self._rest: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def step(self, *, decode: bool) -> AsyncIterator[int]:
+        """The number of threads for one step, at least 1. `decode`: somebody's next token is among what it computes."""
+        if self._rest is not None:
+            self._rest.cancel()
+        try:
+            await self._take_first(decode)
+            if self._held and not self._somebody_wants(self._decode, self._prefill):
+                self._take(self.most)
+            yield max(1, len(self._held))
+        finally:
+            self._give_back(keep=0 if self._somebody_wants(*self._before(decode)) else 1)
+            self._rest = asyncio.get_running_loop().call_later(LINGER_S, self._go_idle)
+
+    def close(self) -> None:
+        """Gives everything back. No step may be in progress."""
+        if self._rest is not None:
+            self._rest.cancel()
+        for lock in (*self._cores, self._decode, self._prefill):
+            lock.close()
+        self._held.clear()
+
+    async def _take_first(self, decode: bool) -> None:
+        """One core, if there is one in time; without one this engine wants one, until it has it or rests."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (self._patience.decode if decode else self._patience.prefill)
+        pause = _FIRST_PAUSE_S
+        if self._wanting is None and self._somebody_wants(*self._before(decode)):
+            self._give_back(keep=0)
+            self._want(decode)
+            await asyncio.sleep(pause)
+        while not self._held and not self._take_fairly(decode):
+            self._want(decode)
+            if loop.time() >= deadline:
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        self._want_nothing()
+
+    def _take_fairly(self, decode: bool) -> bool:
+        return (decode or not self._somebody_wants(self._decode)) and self._take(1)
+
+    def _take(self, most: int) -> bool:
+        """Free cores, until `most` are held; whether any is held."""
+        for core in self._cores:
+            if len(self._held) < most and core not in self._held and core.lock():
+                self._held.append(core)
+        return bool(self._held)
+
+    def _go_idle(self) -> None:
+        self._give_back(keep=0)
+        self._want_nothing()
+
+    def _give_back(self, *, keep: int) -> None:
+        for core in self._held[keep:]:
+            core.unlock()
+        del self._held[keep:]
+
+    def _before(self, decode: bool) -> tuple[_Lock, ...]:
+        """The wishes that come before a step of this kind, or beside it."""
+        return (self._decode,) if decode else (self._decode, self._prefill)
+
+    def _want(self, decode: bool) -> None:
+        kind = self._decode if decode else self._prefill
+        if self._wanting is not kind:
+            self._want_nothing()
+            self._wanting = kind
+        kind.share()
+
+    def _want_nothing(self) -> None:
+        if self._wanting is not None:
+            self._wanting.unlock()
+            self._wanting = None
+
+    def _somebody_wants(self, *kinds: _Lock) -> bool:
+        """Somebody else. Two who ask at once see each other: then a step has one core, where it could have had more."""
+        return any(not kind.is_free() for kind in kinds if kind is not self._wanting)
+
+
+class _Lock:
+    """A file that is locked by one, or shared by several; of different openers, in one process or several."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def lock(self) -> bool:
+        return self._try(fcntl.LOCK_EX)
+
+    def share(self) -> bool:
+        return self._try(fcntl.LOCK_SH)
+
+    def unlock(self) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def is_free(self) -> bool:
+        """Whether nobody else holds it; we must not hold it either."""
+        if not self.lock():
+            return False
+        self.unlock()
+        return True
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _try(self, kind: int) -> bool:
+        try:
+            fcntl.flock(self._fd, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

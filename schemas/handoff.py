@@ -6,7 +6,7 @@ import msgspec
 
 from schemas.codec import Message
 from schemas.job import Job
-from schemas.reply import Logprob
+from schemas.reply import FinishReason, Logprob
 
 
 class BlockRef(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -32,17 +32,23 @@ class Ticket(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class FirstToken(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The token prefill sampled for one open choice; `index` is its position among the choice's generated tokens."""
+    """The token prefill sampled for one open choice; `index` is its position among the choice's generated tokens.
+
+    With a `finish` it ended its choice: decode repeats it to the edge and goes on with the others.
+    """
 
     choice: int
     index: int
     token: int
     logprob: Logprob | None = None
+    finish: FinishReason | None = None
 
 
 class Handoff(Message, frozen=True, omit_defaults=True, kw_only=True):
     """Prefill to `hr.decode.<id>.handoff`. `tail_tokens`: filled tokens of the last block (0 = it is full).
 
+    `blocks` hold the prompt, once; and what the choice has generated, if one alone is open. Of several open choices, decode
+    computes what earlier attempts generated, and `first` has only those that begin.
     `compute_s` and `cached_tokens` are prefill's, so that decode's frames report the attempt's totals.
     `opaque` replaces blocks and ticket for engines that move KV themselves.
     """

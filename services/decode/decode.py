@@ -57,10 +57,10 @@ class Decode:
 
     def _unusable(self, handoff: Handoff) -> str:
         info = self._engine.info
-        filled = handoff.job.prompt_tokens + len(handoff.job.open_choices[0].generated)
+        filled, alone = len(RunSpec.of(handoff.run, handoff.job).trunk), len(handoff.job.open_choices) == 1
         if handoff.kv_compat != info.kv_compat:
             return "other_kv"
-        if handoff.ticket is None or not handoff.first or len(handoff.blocks) != -(-filled // info.block_tokens):
+        if handoff.ticket is None or (alone and not handoff.first) or len(handoff.blocks) != -(-filled // info.block_tokens):
             return "unusable"
         return ""
 
@@ -118,6 +118,8 @@ class Decode:
         self._worker.advance(run, State.DECODING)
         for token in first:
             self._worker.frame(run, _output(run.id, token, handoff))
+        if run.stopped:
+            self._engine.cancel(run.id, run.stopped)
 
     # local prefill
 
@@ -153,6 +155,7 @@ def _output(run: int, token: FirstToken, handoff: Handoff) -> TokenOutput:
         index=token.index,
         token=token.token,
         logprob=token.logprob,
+        finish=token.finish,
         cached_tokens=handoff.cached_tokens,
         compute_s=handoff.compute_s,
     )

@@ -6,23 +6,20 @@ from collections.abc import Sequence
 
 from schemas.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
 from schemas.handoff import FirstToken
-from schemas.job import Choice
 from services.engine.protocol import EngineInfo, RunSpec
 
 
-def admit(info: EngineInfo, spec: RunSpec, first: Sequence[FirstToken] = ()) -> tuple[Choice, list[int]]:
-    """The run's one open choice and all its ids, `first` included.
-
-    Raises `UnsupportedParameter` for more choices, `ContextLengthExceeded` when no token more fits the context,
-    `InvalidRequest` for an id outside the vocabulary, a biased one too.
+def admit(info: EngineInfo, spec: RunSpec, first: Sequence[FirstToken] = ()) -> None:
+    """Raises `UnsupportedParameter` for several choices where the engine computes one, `ContextLengthExceeded` when no token more
+    of a choice fits the context, `InvalidRequest` for an id outside the vocabulary, a biased one too.
     """
-    if len(spec.choices) != 1:
+    if len(spec.choices) != 1 and not info.capabilities.n:
         raise UnsupportedParameter(f"{info.name} computes one choice a run", param="n")
-    choice = spec.choices[0]
-    ids = [*spec.prompt, *choice.generated, *(token.token for token in first)]
-    if len(ids) >= info.context_length:
-        raise ContextLengthExceeded(f"{len(ids)} tokens leave no room in a context of {info.context_length}")
-    named = (*ids, *spec.sampling.logit_bias)
+    drawn = {token.choice for token in first}
+    longest = len(spec.prompt) + max(len(choice.generated) + (choice.index in drawn) for choice in spec.choices)
+    if longest >= info.context_length:
+        raise ContextLengthExceeded(f"{longest} tokens leave no room in a context of {info.context_length}")
+    generated = (token for choice in spec.choices for token in choice.generated)
+    named = (*spec.prompt, *generated, *(token.token for token in first), *spec.sampling.logit_bias)
     if not 0 <= min(named) <= max(named) < info.vocab_size:
         raise InvalidRequest(f"a token id is outside 0..{info.vocab_size - 1}")
-    return choice, ids

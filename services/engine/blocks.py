@@ -1,23 +1,24 @@
 """How a sequence gets its KV blocks, and when they become everybody's.
 
-Owns: hits at admission, growth, sealing. Must not know: steps' outcomes, runners, schedulers. Invariant: a block is sealed once
-the step that filled it is over, and never written from then on; what a step writes, one run holds alone.
+Owns: hits at admission, growth, branching with copy on write, sealing. Must not know: steps' outcomes, runners, schedulers.
+Invariant: a block is sealed once the step that filled it is over, and never written from then on; what a step writes, one
+sequence holds alone.
 """
 
 from __future__ import annotations
 
 from services.engine.protocol import EngineInfo
 from services.engine.scheduler import Chunk
-from services.engine.sequence import Sequence
+from services.engine.sequence import TRUNK, Sequence
 from services.kv.hashing import block_hashes, cap_hit, chain_root
-from services.kv.holders import RunHolder
-from services.kv.ledger import BlockLedger, LedgerError
+from services.kv.ledger import LedgerError
+from services.kv.pool import BlockPool
 
 
 class SequenceBlocks:
-    """The blocks of one engine's sequences, each held by its run in `pool`. Called between steps only."""
+    """The blocks of one engine's sequences, each held by its `holder` in `pool`. Called between steps only."""
 
-    def __init__(self, info: EngineInfo, pool: BlockLedger) -> None:
+    def __init__(self, info: EngineInfo, pool: BlockPool) -> None:
         self._info = info
         self._pool = pool
 
@@ -28,21 +29,39 @@ class SequenceBlocks:
     def admit(self, sequence: Sequence) -> None:
         """Give a new sequence its blocks, after those it can take from the prefix cache, which count as computed.
 
-        Blocks that its run holds already (a reservation) are used. Raises PoolExhausted; then nothing was changed.
+        Blocks that its run holds already (a reservation) are used; one more for each choice that decodes here. Raises
+        PoolExhausted; then nothing was changed.
         """
         sequence.hashes = self._identities(sequence)
         hit = self._match(sequence)
-        room = len(sequence.ids) + (1 if sequence.then_decode else 0)
-        sequence.blocks = self._pool.claim(RunHolder(sequence.run), self.needed(room), hit)
+        sequence.blocks = self._pool.claim(sequence.holder, self._room(sequence), hit)
         sequence.sealed = len(hit)
         sequence.computed = sequence.reused = len(hit) * self._info.block_tokens
-        sequence.cached_tokens = min(sequence.reused, sequence.prompt_length)
+        sequence.totals.cached_tokens = min(sequence.reused, sequence.prompt_length)
+
+    def adopt(self, sequence: Sequence) -> None:
+        """The blocks that its run holds contain all its ids. Raises LedgerError when they cannot."""
+        sequence.blocks = self._pool.blocks(sequence.holder)
+        if len(sequence.blocks) < self.needed(len(sequence.ids)):
+            raise LedgerError(f"a run of {len(sequence.ids)} computed tokens came with {len(sequence.blocks)} blocks")
+        sequence.computed = len(sequence.ids)
+        self.seal(sequence)
 
     def grow(self, sequence: Sequence) -> None:
-        """Make room for the sequence's last token. Raises PoolExhausted."""
+        """Make room for all of the sequence's ids; what it writes next is its own. Raises PoolExhausted."""
+        self._own_tail(sequence)
         missing = self.needed(len(sequence.ids)) - len(sequence.blocks)
         if missing > 0:
-            sequence.blocks += tuple(self._pool.extend(RunHolder(sequence.run), missing))
+            sequence.blocks += tuple(self._pool.extend(sequence.holder, missing))
+
+    def branch(self, trunk: Sequence, branches: list[Sequence]) -> None:
+        """Each of `branches` takes a share in the blocks that `trunk` has filled, and some of those it has beyond."""
+        filled = self.needed(trunk.computed)
+        for position, branch in enumerate(branches):
+            branch.blocks = (*trunk.blocks[:filled], *trunk.blocks[filled + position :: len(branches)])
+            branch.sealed, branch.hashes = trunk.sealed, list(trunk.hashes)
+            self._pool.hold(branch.holder, branch.blocks)
+        self._pool.release(trunk.holder)
 
     def seal(self, sequence: Sequence) -> None:
         """Let others share the blocks that are full by now. A block may be exchanged for an older one of the same content."""
@@ -52,7 +71,7 @@ class SequenceBlocks:
         if len(sequence.hashes) < end:
             sequence.hashes = self._identities(sequence)
         full = sequence.blocks[first:end]
-        kept = tuple(self._pool.seal(RunHolder(sequence.run), full, sequence.hashes[first:end]))
+        kept = tuple(self._pool.seal(sequence.holder, full, sequence.hashes[first:end]))
         if kept != full:
             sequence.blocks = (*sequence.blocks[:first], *kept, *sequence.blocks[end:])
         sequence.sealed = end
@@ -63,6 +82,25 @@ class SequenceBlocks:
         shared = [block for block in chunk.sequence.blocks[first:end] if not self._pool.writable(block)]
         if shared:
             raise LedgerError(f"run {chunk.sequence.run} would write into shared blocks {shared}")
+
+    def _room(self, sequence: Sequence) -> int:
+        """Blocks for its ids and, when it decodes here, for what it or each of its choices writes first."""
+        if not sequence.then_decode:
+            return self.needed(len(sequence.ids))
+        if sequence.choice == TRUNK:
+            return self.needed(len(sequence.ids)) + len(sequence.spec.choices)
+        return self.needed(len(sequence.ids) + 1)
+
+    def _own_tail(self, sequence: Sequence) -> None:
+        """A block that is partly filled and shared with other choices is copied; the last of them keeps it."""
+        at, filled = divmod(sequence.computed, self._info.block_tokens)
+        if not sequence.branched or not filled or self._pool.writable(sequence.blocks[at]):
+            return
+        shared = sequence.blocks[at]
+        own, *beyond = sequence.blocks[at + 1 :] or self._pool.extend(sequence.holder, 1)
+        self._pool.copy(shared, own)
+        self._pool.give_back(sequence.holder, [shared])
+        sequence.blocks = (*sequence.blocks[:at], own, *beyond)
 
     def _match(self, sequence: Sequence) -> list[int]:
         if sequence.sampling.prompt_logprobs is not None:

@@ -62,7 +62,7 @@ def build_scripted(files: ModelFiles, settings: Settings, clock: Clock) -> StepE
             numerics="exact",
             parallelism="1",
         ),
-        capabilities=Capabilities(seed=True, exact_resume=True),
+        capabilities=Capabilities(seed=True, n=True, logprobs=True, exact_resume=True),
         context_length=config["max_position_embeddings"],
         vocab_size=config["vocab_size"],
         block_tokens=scripted.block_tokens,

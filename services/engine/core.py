@@ -9,20 +9,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Collection
 from collections.abc import Sequence as Outcomes
 
-from schemas.errors import InternalError
+from schemas.errors import InternalError, InvalidRequest
 from schemas.handoff import FirstToken
 from schemas.lifecycle import State
 from services.clock import Clock
 from services.engine.admission import admit
 from services.engine.blocks import SequenceBlocks
-from services.engine.protocol import EngineInfo, EngineStats, OnStep, RunEnd, RunSpec, StepReport, TokenOutput
+from services.engine.live import LiveRuns
+from services.engine.protocol import EngineInfo, EngineStats, OnStep, RunSpec, RunTotals, StepReport, TokenOutput
 from services.engine.runner import Failed, Outcome, Runner, Sampled
 from services.engine.scheduler import Scheduler, Step, choose_victim
 from services.engine.sequence import Sequence
 from services.engine.statistics import StepStatistics
-from services.kv.holders import RunHolder
 from services.kv.pool import BlockPool, LedgerError, PoolExhausted
 
 _log = logging.getLogger(__name__)
@@ -38,9 +39,8 @@ class StepEngine:
         self._scheduler = scheduler
         self._clock = clock
         self._blocks = SequenceBlocks(info, pool)
-        self._sequences: dict[int, Sequence] = {}
-        self._in_step: frozenset[int] = frozenset()
-        self._ended: list[RunEnd] = []
+        self._runs = LiveRuns(pool)
+        self._in_step: frozenset[Sequence] = frozenset()
         self._arrivals = itertools.count()
         self._statistics = StepStatistics()
         self._wake = asyncio.Event()
@@ -61,60 +61,58 @@ class StepEngine:
     async def stop(self) -> None:
         if self._task is None:
             return
-        for sequence in self._sequences.values():
+        for sequence in self._runs.sequences():
             sequence.cancelled = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._runner.close()
-        for run in list(self._sequences):
-            self._drop(run)
+        self._runs.clear()
         self._task = None
 
     def prefill(self, spec: RunSpec, *, then_decode: bool = False) -> None:
         self._must_be_new(spec.run)
-        choice, ids = admit(self.info, spec)
-        sequence = Sequence(spec, choice.index, ids, (), next(self._arrivals), then_decode)
+        admit(self.info, spec)
+        sequence = Sequence.begin(spec, next(self._arrivals), then_decode)
         self._blocks.admit(sequence)
-        self._add(sequence)
+        self._add([sequence])
 
     def decode(self, spec: RunSpec, first: tuple[FirstToken, ...], *, cached_tokens: int, compute_s: float) -> None:
         self._must_be_new(spec.run)
-        choice, ids = admit(self.info, spec, first)
-        blocks = self.pool.blocks(RunHolder(spec.run))
-        if len(blocks) < self._blocks.needed(len(ids) - 1):
-            raise LedgerError(f"a run of {len(ids) - 1} computed tokens came with {len(blocks)} blocks")
-        sequence = Sequence(spec, choice.index, ids, blocks, next(self._arrivals), then_decode=True)
-        sequence.computed = len(ids) - 1
-        sequence.cached_tokens, sequence.compute_s = cached_tokens, compute_s
-        self._blocks.seal(sequence)
-        self._add(sequence)
+        admit(self.info, spec, first)
+        sequence = Sequence.begin(spec, next(self._arrivals), then_decode=True)
+        sequence.totals.cached_tokens, sequence.totals.compute_s = cached_tokens, compute_s
+        self._blocks.adopt(sequence)
+        going = sequence.with_first(first)
+        if not going:
+            raise InvalidRequest("no choice goes on")
+        if sequence.branching:
+            self._blocks.branch(sequence, going)
+        self._add(going)
 
-    def cancel(self, run: int) -> None:
-        sequence = self._sequences.get(run)
-        if sequence is None:
-            return
-        sequence.cancelled = True
-        if run not in self._in_step:
-            self._end(run, State.CANCELLED)
-            asyncio.get_running_loop().call_soon(self._report, StepReport())  # not after the step in progress
+    def cancel(self, run: int, choices: Collection[int] | None = None) -> None:
+        for sequence in self._runs.of(run):
+            if sequence.drop(choices) and sequence not in self._in_step:
+                self._runs.leave(sequence, sequence.ending)
+                asyncio.get_running_loop().call_soon(self._report, StepReport())  # not after the step in progress
 
     def stats(self) -> EngineStats:
-        waiting = [s for s in self._sequences.values() if s.waiting and s.run not in self._in_step]
+        sequences = self._runs.sequences()
+        waiting = [s for s in sequences if s.waiting and s not in self._in_step]
         return self._statistics.snapshot(
             queued=len(waiting),
             queued_tokens=sum(s.uncomputed for s in waiting),
-            running=len(self._sequences) - len(waiting),
+            running=len(sequences) - len(waiting),
             step_tokens=self._scheduler.prompt_budget,
         )
 
     # admission
 
     def _must_be_new(self, run: int) -> None:
-        if run in self._sequences:
+        if run in self._runs:
             raise LedgerError("this run computes here already")
 
-    def _add(self, sequence: Sequence) -> None:
-        self._sequences[sequence.run] = sequence
+    def _add(self, sequences: list[Sequence]) -> None:
+        self._runs.put(sequences)
         self._wake.set()
 
     # the loop
@@ -131,22 +129,21 @@ class StepEngine:
             await asyncio.sleep(0)  # a runner that never waits must not starve the bus
 
     def _growable(self) -> list[Sequence]:
-        """The sequences in order of arrival, each with a block for its next token; what cannot grow is preempted."""
-        for sequence in list(self._sequences.values()):
-            if sequence.run in self._sequences and sequence.decoding:
-                self._grow(sequence)
-        return list(self._sequences.values())
+        """The sequences in order of arrival, each with blocks for its ids; what cannot grow is preempted."""
+        for sequence in self._runs.sequences():
+            self._grow(sequence)
+        return self._runs.sequences()
 
     def _grow(self, sequence: Sequence) -> None:
-        while sequence.run in self._sequences:
+        while self._runs.computes(sequence):
             try:
                 self._blocks.grow(sequence)
                 return
             except PoolExhausted:
-                self._end(choose_victim(self._sequences.values()).run, State.RETRY, "preempted")
+                self._runs.end(choose_victim(self._runs.sequences()).run, State.RETRY, "preempted")
 
     async def _execute(self, step: Step) -> StepReport:
-        self._in_step = frozenset(chunk.sequence.run for chunk in step.chunks)
+        self._in_step = frozenset(chunk.sequence for chunk in step.chunks)
         started = self._clock.monotonic()
         try:
             for chunk in step.chunks:
@@ -167,58 +164,60 @@ class StepEngine:
 
     def _apply(self, step: Step, outcomes: Outcomes[Outcome] | None, seconds: float) -> StepReport:
         tokens: list[TokenOutput] = []
-        prefilled: list[int] = []
+        prefilled: dict[int, RunTotals] = {}
         total = sum(chunk.count for chunk in step.chunks)
         for position, chunk in enumerate(step.chunks):
             sequence = chunk.sequence
-            sequence.compute_s += seconds * chunk.count / total
+            if not self._runs.computes(sequence):
+                continue  # another choice failed in this step, and with it the run
+            sequence.totals.compute_s += seconds * chunk.count / total
             if sequence.cancelled:
-                self._end(sequence.run, State.CANCELLED)
+                self._runs.leave(sequence, sequence.ending)
                 continue
             if outcomes is None:
                 continue
             outcome = outcomes[position]
             if isinstance(outcome, Failed):
-                self._end(sequence.run, State.FAILED, outcome.reason)
+                self._runs.end(sequence.run, State.FAILED, outcome.reason)
                 continue
             sequence.computed += chunk.count
             self._blocks.seal(sequence)
-            if outcome is not None:
-                (drawn,) = outcome
-                tokens.append(self._append(sequence, drawn, prefilled))
-        return StepReport(tuple(tokens), tuple(prefilled), seconds=seconds)
+            if outcome is not None or sequence.branching:
+                tokens += self._advance(sequence, outcome or (), prefilled)
+        return StepReport(tuple(tokens), prefilled, seconds=seconds)
 
-    def _append(self, sequence: Sequence, drawn: Sampled, prefilled: list[int]) -> TokenOutput:
-        sequence.ids.append(drawn.token)
-        finish = sequence.finish_after_last(self.info.eos_ids, self.info.context_length)
-        if finish is not None:
-            self._end(sequence.run, State.FINISHED)
+    def _advance(self, sequence: Sequence, drawn: tuple[Sampled, ...], prefilled: dict[int, RunTotals]) -> list[TokenOutput]:
+        """Gives each choice that drew its token, and sees what becomes of the run."""
+        going = sequence.branches() if sequence.branching else [sequence]
+        tokens = dict(zip(sequence.drawing, drawn, strict=True))
+        outputs = [self._append(each, tokens[each.choice]) for each in going if each.choice in tokens]
+        ended = {output.choice for output in outputs if output.finish is not None}
+        going = [each for each in going if each.choice not in ended]
+        if not going:
+            self._runs.leave(sequence, State.FINISHED)
         elif not sequence.then_decode:
-            del self._sequences[sequence.run]  # the worker holds its blocks until they are handed off
-            prefilled.append(sequence.run)
+            self._runs.hand_over(sequence.run)  # the worker holds its blocks until they are handed off
+            prefilled[sequence.run] = sequence.totals
+        elif sequence.branching:
+            self._blocks.branch(sequence, going)
+            self._runs.put(going)
+        return outputs
+
+    def _append(self, sequence: Sequence, drawn: Sampled) -> TokenOutput:
+        sequence.ids.append(drawn.token)
         return TokenOutput(
             run=sequence.run,
             choice=sequence.choice,
             index=sequence.generated - 1,
             token=drawn.token,
             logprob=drawn.logprob,
-            finish=finish,
-            cached_tokens=sequence.cached_tokens,
-            compute_s=sequence.compute_s,
+            finish=sequence.finish_after_last(self.info.eos_ids, self.info.context_length),
+            cached_tokens=sequence.totals.cached_tokens,
+            compute_s=sequence.totals.compute_s,
         )
 
-    # the end of a run
-
-    def _end(self, run: int, state: State, reason: str = "") -> None:
-        self._drop(run)
-        self._ended.append(RunEnd(run, state, reason))
-
-    def _drop(self, run: int) -> None:
-        del self._sequences[run]
-        self.pool.release(RunHolder(run))
-
     def _report(self, report: StepReport) -> None:
-        ended, self._ended = tuple(self._ended), []
+        ended = self._runs.take_ended()
         if self._on_step is not None and (report.tokens or report.prefilled or ended or report.seconds):
             self._on_step(StepReport(report.tokens, report.prefilled, ended, report.seconds))
 

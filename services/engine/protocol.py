@@ -2,12 +2,13 @@
 
 Everything here is called on the event loop of the worker. An engine computes elsewhere (a thread, a process) and says what
 came of each step through one callback, `on_step`, on the same loop. A run's KV blocks are held in the worker's `BlockPool` by
-`RunHolder(run)` from admission until the engine reports the run's end, or until prefill reports it ready for handoff.
+`RunHolder(run)` from admission until the engine reports the run's end, or until prefill reports it ready for handoff; while
+several choices decode, each holds its own by `ChoiceHolder(run, choice)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -49,6 +50,11 @@ class RunSpec:
     salt: bytes = b""
     adapter: str | None = None
 
+    @property
+    def trunk(self) -> tuple[int, ...]:
+        """What all open choices begin with, computed once: the prompt; for one alone also what it has generated."""
+        return self.prompt if len(self.choices) > 1 else (*self.prompt, *self.choices[0].generated)
+
     @classmethod
     def of(cls, run: int, job: Job) -> RunSpec:
         return cls(
@@ -60,6 +66,14 @@ class RunSpec:
             salt=job.salt,
             adapter=job.adapter,
         )
+
+
+@dataclass(slots=True)
+class RunTotals:
+    """Of one run here and, after a handoff, before it: prompt tokens that were cached, seconds of compute."""
+
+    cached_tokens: int = 0
+    compute_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +104,7 @@ class StepReport:
     """What one step did. `prefilled`: runs whose prompt is computed and that wait for their handoff, blocks still held."""
 
     tokens: tuple[TokenOutput, ...] = ()
-    prefilled: tuple[int, ...] = ()
+    prefilled: Mapping[int, RunTotals] = field(default_factory=dict)
     ended: tuple[RunEnd, ...] = ()
     seconds: float = 0.0
 
@@ -134,16 +148,17 @@ class Engine(Protocol):
     async def stop(self) -> None:
         """Drops every run, without a report, once the step in progress is over."""
 
-    def cancel(self, run: int) -> None:
-        """Drops the run within the step in progress, between two layers if need be; unknown runs are ignored.
+    def cancel(self, run: int, choices: Collection[int] | None = None) -> None:
+        """Drops the run, or these choices of it, within the step in progress; unknown runs and choices are ignored.
 
-        A `RunEnd(CANCELLED)` follows, unless the run's end was reported before.
+        Once nothing is left of the run, a `RunEnd` follows, unless its end was reported before: CANCELLED for a whole run,
+        FINISHED when its last choice was dropped alone.
         """
 
 
 class PrefillEngine(Engine, Protocol):
     def prefill(self, spec: RunSpec, *, then_decode: bool = False) -> None:
-        """Computes the KV blocks of prompt and generated ids, and samples each open choice's next token.
+        """Computes the KV blocks of the run's `trunk`, and samples the next token of each open choice that ends there.
 
         With `then_decode` the run goes on decoding here (local prefill); blocks already held by the run (a reservation) are
         used. Raises `PoolExhausted` when the pool cannot hold it, `UnsupportedParameter` for what the engine cannot do,
@@ -153,7 +168,7 @@ class PrefillEngine(Engine, Protocol):
 
 class DecodeEngine(PrefillEngine, Protocol):
     def decode(self, spec: RunSpec, first: tuple[FirstToken, ...], *, cached_tokens: int, compute_s: float) -> None:
-        """Joins a run to the batch. Its blocks, held by the run, contain the KV of prompt and generated ids.
+        """Joins a run to the batch. Its blocks, held by the run, contain the KV of its `trunk`.
 
-        `first` is not computed yet and not reported again. Raises as `prefill` does.
+        `first` is not computed yet and not reported again; what ended with it is dropped. Raises as `prefill` does.
         """

@@ -17,7 +17,7 @@ from services.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Compute tokens `start`..`start+count-1` of a sequence; `samples`: the last one yields the next token."""
+    """Compute tokens `start`..`start+count-1` of a sequence; `samples`: the last one yields the next token, or several."""
 
     sequence: Sequence
     start: int
@@ -81,7 +81,8 @@ class ChunkedScheduler:
         for sequence in listed:
             if budget > 0 and not sequence.decoding:
                 count = min(sequence.uncomputed, budget)
-                chunks.append(Chunk(sequence, sequence.computed, count, samples=count == sequence.uncomputed))
+                last = count == sequence.uncomputed
+                chunks.append(Chunk(sequence, sequence.computed, count, samples=last and bool(sequence.drawing)))
                 budget -= count
         return Step(tuple(chunks)) if chunks else None
 

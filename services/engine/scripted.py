@@ -2,8 +2,8 @@
 
 Its KV of a token is a 64-bit fingerprint of everything up to it, chained from the token before, so a block that is missing,
 stale or another run's yields other tokens and is noticed: the first time a sequence is continued its last fingerprint is
-compared with its ids. Without a script that fits, token i is drawn from (fingerprint, seed, choice, i), the seed
-counting for nothing at temperature 0.
+compared with its ids. Without a script that fits, token i is drawn from (fingerprint, seed, choice, i), seed
+and choice counting for nothing at temperature 0. Log-probabilities are made up, the same for the same draw.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from schemas.reply import Logprob
 from services.engine.runner import Outcome, Sampled
 from services.engine.scheduler import Chunk, Step
 from services.engine.sequence import Sequence as EngineSequence
@@ -84,7 +85,7 @@ class ScriptedRunner:
         self._eos_id = eos_id
         self._scripts = tuple(scripts)
         self._timing = timing
-        self._chosen: dict[int, Script | None] = {}
+        self._chosen: dict[tuple[int, int], Script | None] = {}
 
     async def execute(self, step: Step) -> list[Outcome] | None:
         sequences = [chunk.sequence for chunk in step.chunks]
@@ -116,14 +117,24 @@ class ScriptedRunner:
         for position in range(chunk.start, chunk.start + chunk.count):
             fingerprint = _link(fingerprint, ids[position])
             _SLOT.pack_into(*self._slot(sequence, position), fingerprint)
-        return tuple(Sampled(self._draw(sequence, fingerprint, choice)) for choice in sequence.drawing) if chunk.samples else None
+        if not chunk.samples:
+            return None
+        return tuple(self._sampled(sequence, self._draw(sequence, fingerprint, choice)) for choice in sequence.drawing)
+
+    @staticmethod
+    def _sampled(sequence: EngineSequence, token: int) -> Sampled:
+        count = sequence.sampling.logprobs
+        if count is None:
+            return Sampled(token)
+        top = tuple((max(0, token - place), -0.5 - place) for place in range(count))
+        return Sampled(token, Logprob(token=token, logprob=-0.5, top=top))
 
     def _before(self, sequence: EngineSequence, start: int) -> int:
         """The fingerprint of the tokens before `start`, from the blocks; checked once a sequence. Raises ScriptedFault."""
         if start == 0:
             return 0
         (fingerprint,) = _SLOT.unpack_from(*self._slot(sequence, start - 1))
-        if sequence.run not in self._chosen:
+        if _key(sequence) not in self._chosen:
             expected = 0
             for token in sequence.ids[:start]:
                 expected = _link(expected, token)
@@ -138,8 +149,8 @@ class ScriptedRunner:
     def _draw(self, sequence: EngineSequence, fingerprint: int, choice: int) -> int:
         script, index = self._script(sequence, keep=True), sequence.generated
         if script is None:
-            seed = sequence.sampling.seed if sequence.sampling.temperature > 0 else 0
-            drawn = xxhash.xxh3_64_intdigest(_DRAW.pack(fingerprint, seed, choice, index))
+            by_chance = (sequence.sampling.seed, choice) if sequence.sampling.temperature > 0 else (0, 0)
+            drawn = xxhash.xxh3_64_intdigest(_DRAW.pack(fingerprint, *by_chance, index))
             return self._vocab[drawn % len(self._vocab)]
         if script.kill_at == index:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -148,17 +159,21 @@ class ScriptedRunner:
         return script.tokens[index] if index < len(script.tokens) else self._eos_id
 
     def _script(self, sequence: EngineSequence, *, keep: bool = False) -> Script | None:
-        if sequence.run in self._chosen:
-            return self._chosen[sequence.run]
+        if (key := _key(sequence)) in self._chosen:
+            return self._chosen[key]
         found = next((s for s in self._scripts if _contains(sequence.spec.prompt, s.prompt_contains)), None)
         if keep:
-            self._chosen[sequence.run] = found
+            self._chosen[key] = found
         return found
 
     def _forget_ended(self, sequences: list[EngineSequence]) -> None:
         if len(self._chosen) > 4096:
-            live = {sequence.run for sequence in sequences}
-            self._chosen = {run: script for run, script in self._chosen.items() if run in live}
+            live = {_key(sequence) for sequence in sequences}
+            self._chosen = {key: script for key, script in self._chosen.items() if key in live}
+
+
+def _key(sequence: EngineSequence) -> tuple[int, int]:
+    return sequence.run, sequence.choice
 
 
 def _link(before: int, token: int) -> int:

@@ -1,5 +1,8 @@
 """One choice of a run inside an engine: its ids, how far its KV is computed, the blocks that hold it.
 
+Of a run with several open choices the prompt comes first, as a sequence of its own (a trunk), until it branches into one sequence
+a choice.
+
 Invariant: tokens 0..computed-1 have their KV in `blocks`; the last id is never computed before the step that follows it; the
 first `sealed` blocks are full and never written.
 Changed on the event loop only; `cancelled` alone is read by the computing thread.
@@ -7,20 +10,28 @@ Changed on the event loop only; `cancelled` alone is read by the computing threa
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
+from schemas.handoff import FirstToken
 from schemas.job import Sampling
+from schemas.lifecycle import State
 from schemas.reply import FinishReason
 from services.engine.history import History
-from services.engine.protocol import RunSpec
+from services.engine.protocol import RunSpec, RunTotals
+from services.kv.holders import ChoiceHolder, Holder, RunHolder
+
+TRUNK = -1
+"""The `choice` of a sequence that is the beginning of several."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`reused`: tokens whose KV came from this engine's prefix cache; `cached_tokens`: what the job is told of the prompt's.
+    """`reused`: tokens whose KV came from this engine's prefix cache; `totals`: its run's, shared by all its sequences.
 
     `hashes`: identities of its first blocks, as far as they are known; the first `sealed` blocks are shareable. `history` is the
-    sampler's, there when penalties ask for it.
+    sampler's, there when penalties ask for it. `dropped`: choices that nobody wants any more; `ending`: what its run ends as, if
+    it is cancelled and was the last.
     """
 
     spec: RunSpec
@@ -30,17 +41,26 @@ class Sequence:
     arrival: int
     then_decode: bool
     computed: int = 0
-    cached_tokens: int = 0
-    compute_s: float = 0.0
+    totals: RunTotals = field(default_factory=RunTotals)
     cancelled: bool = False
     reused: int = 0
     sealed: int = 0
     hashes: list[bytes] = field(default_factory=list)
     history: History | None = None
+    dropped: set[int] = field(default_factory=set)
+    ending: State = State.CANCELLED
+    holder: Holder = field(init=False)
     prompt_length: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.spec.prompt)
+        self.holder = ChoiceHolder(self.run, self.choice) if self.branched else RunHolder(self.run)
+
+    @classmethod
+    def begin(cls, spec: RunSpec, arrival: int, then_decode: bool) -> Sequence:
+        """The run's only choice, or the trunk of its choices."""
+        choice = TRUNK if len(spec.choices) > 1 else spec.choices[0].index
+        return cls(spec, choice, list(spec.trunk), (), arrival, then_decode)
 
     @property
     def run(self) -> int:
@@ -58,7 +78,9 @@ class Sequence:
     @property
     def drawing(self) -> tuple[int, ...]:
         """The choices whose next token is drawn from the logits of the last id."""
-        return (self.choice,)
+        if self.choice != TRUNK:
+            return (self.choice,)
+        return tuple(choice.index for choice in self.spec.choices if not choice.generated)
 
     @property
     def uncomputed(self) -> int:
@@ -85,3 +107,52 @@ class Sequence:
         if self.generated >= self.sampling.max_tokens or len(self.ids) >= context_length:
             return FinishReason.LENGTH
         return None
+
+    # several choices
+
+    @property
+    def branched(self) -> bool:
+        """One of several choices, which may share its blocks with the others."""
+        return self.choice != TRUNK and len(self.spec.choices) > 1
+
+    @property
+    def branching(self) -> bool:
+        """A trunk whose ids are all computed: its choices go on by themselves."""
+        return self.choice == TRUNK and self.uncomputed == 0
+
+    def branches(self) -> list[Sequence]:
+        """One sequence for each choice that is still wanted; they have no blocks yet."""
+        return [
+            Sequence(
+                self.spec,
+                choice.index,
+                [*self.ids, *choice.generated],
+                (),
+                self.arrival,
+                self.then_decode,
+                self.computed,
+                self.totals,
+            )
+            for choice in self.spec.choices
+            if choice.index not in self.dropped
+        ]
+
+    def with_first(self, first: Iterable[FirstToken]) -> list[Sequence]:
+        """What goes on from here with the tokens that were drawn elsewhere; not what ended with them, nor what did not begin."""
+        tokens = {token.choice: token for token in first}
+        going = self.branches() if self.branching else [self]
+        for sequence in going:
+            if sequence.choice in tokens:
+                sequence.ids.append(tokens[sequence.choice].token)
+        return [s for s in going if s.uncomputed and (s.choice not in tokens or tokens[s.choice].finish is None)]
+
+    def drop(self, choices: Container[int] | None) -> bool:
+        """These choices (None: all) are wanted no more. True when that leaves nothing of this sequence: it is cancelled.
+
+        A choice that its edge has enough of is finished; only a whole run ends as cancelled.
+        """
+        self.ending = State.CANCELLED if choices is None else State.FINISHED
+        mine = [choice.index for choice in self.spec.choices] if self.choice == TRUNK else [self.choice]
+        self.dropped.update(choice for choice in mine if choices is None or choice in choices)
+        self.cancelled = self.cancelled or self.dropped.issuperset(mine)
+        return self.cancelled

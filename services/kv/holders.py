@@ -24,6 +24,13 @@ class RunHolder(Holder):
     __slots__ = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ChoiceHolder(Holder):
+    """One of a run's several choices; what they have in common, each of them holds. Its blocks end with it, not with a lease."""
+
+    choice: int
+
+
 class HandoffHolder(Holder):
     """Prefill keeps a run's blocks until decode has fetched them; under a lease."""
 

@@ -51,6 +51,11 @@ class BlockPool(BlockLedger):
             raise LedgerError(f"block {block} is outside 0..{self.total - 1}")
         return self.memory[block * self.block_bytes : (block + 1) * self.block_bytes]
 
+    def copy(self, source: int, target: int) -> None:
+        """The bytes of one block into another. A pool that only accounts has none to copy."""
+        if self._memory is not None:
+            self.view(target)[:] = self.view(source)
+
     def checksum(self, block: int) -> int:
         """xxh3_64 of the block, taken once a generation: from then on nobody writes it until it is given out anew."""
         generation, digest = self._checksums.get(block, (-1, 0))

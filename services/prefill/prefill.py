@@ -15,7 +15,7 @@ from schemas.lifecycle import State
 from schemas.placement import Accept, Placement, WorkerAnswer
 from services.bus.interface import Msg
 from services.bus.typed import Refusals, answer, ask, listen
-from services.engine.protocol import PrefillEngine, RunSpec
+from services.engine.protocol import PrefillEngine, RunSpec, TokenOutput
 from services.kv.hashing import block_hashes, chain_root
 from services.kv.holders import HandoffHolder, Holder, RunHolder
 from services.kv.transfer.interface import Outcome, TransferServer
@@ -117,24 +117,22 @@ class Prefill:
     def _handoff(self, run: Run, holder: Holder, ticket: Ticket) -> Handoff:
         info, pool, job = self._engine.info, self._engine.pool, run.job
         spec = RunSpec.of(run.id, job)
-        output = next(iter(run.last.values()))
-        ids = [*spec.prompt, *spec.choices[0].generated]
-        hashes = block_hashes(ids, info.block_tokens, chain_root(info.kv_compat, job.salt, job.adapter))
+        hashes = block_hashes(spec.trunk, info.block_tokens, chain_root(info.kv_compat, job.salt, job.adapter))
         names = (*hashes, b"")
         return Handoff(
             run=run.id,
             job=job,
             prefill=self._worker.bus.process,
-            first=(FirstToken(choice=output.choice, index=output.index, token=output.token, logprob=output.logprob),),
+            first=tuple(map(_first, run.last.values())),
             kv_compat=info.kv_compat,
             blocks=tuple(
                 BlockRef(slot=block, generation=pool.generation(block), hash=names[position])
                 for position, block in enumerate(pool.blocks(holder))
             ),
-            tail_tokens=len(ids) % info.block_tokens,
+            tail_tokens=len(spec.trunk) % info.block_tokens,
             ticket=ticket,
-            cached_tokens=output.cached_tokens,
-            compute_s=output.compute_s,
+            cached_tokens=run.totals.cached_tokens,
+            compute_s=run.totals.compute_s,
         )
 
     def _handoff_stopped(self, run: Run) -> None:
@@ -153,3 +151,7 @@ class Prefill:
         done = self._outcomes.get(holder.run)
         if done is not None and not done.done():
             done.set_result(outcome)
+
+
+def _first(output: TokenOutput) -> FirstToken:
+    return FirstToken(choice=output.choice, index=output.index, token=output.token, logprob=output.logprob, finish=output.finish)

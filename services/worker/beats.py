@@ -23,7 +23,7 @@ DEBOUNCE_S = 0.02
 
 
 class Beats:
-    """`decoding` counts the runs that decode or will (a handoff that is being pulled)."""
+    """`decoding` counts the choices that decode or will (a handoff that is being pulled)."""
 
     def __init__(
         self, bus: Bus, subjects: Subjects, engine: Engine, role: Role, clock: Clock, decoding: Callable[[], int]

@@ -32,6 +32,8 @@ class Hearing:
     def on_control(self, control: Control, _: Msg) -> None:
         worker, run = self._worker, self._worker.runs.get(control.run)
         match control.verb:
+            case Verb.CANCEL if run is not None and control.choices is not None:
+                worker.stop_choices(run, control.choices)
             case Verb.CANCEL if run is not None:
                 worker.drop(run)
             case Verb.CANCEL:
@@ -55,7 +57,7 @@ class Hearing:
             worker.tell(process, control)
         elif worker.runs.known(control.run):
             worker.outbox.replay(control.run)  # its terminal event was lost
-        else:
+        elif control.choices is None:
             worker.runs.cancel_early(control.run)
             for hook in worker.on_unknown_cancel:
                 hook(control.run)

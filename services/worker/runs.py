@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from schemas.job import Job
 from schemas.lifecycle import State, advance
 from services.clock import Clock
-from services.engine.protocol import TokenOutput
+from services.engine.protocol import RunTotals, TokenOutput
 
 REMEMBER_S = 60.0
 FORWARD_S = 10.0
@@ -23,7 +23,8 @@ class Run:
     """One run here. `hop` 1 prefill, 2 decode. `stop` drops it at the stage it is in; its end is reported afterwards.
 
     `deadline` is monotonic seconds. `partner` is the process that holds the reservation (for prefill) or the blocks (for
-    decode). `last` maps a choice to its last token. `ending` is what a run that is being dropped ends as.
+    decode). `last` maps a choice to its last token; `stopped`: choices that the edge wants no more; `totals` are prefill's, once
+    it is done. `ending` is what a run that is being dropped ends as.
     """
 
     id: int
@@ -34,8 +35,16 @@ class Run:
     stop: Callable[[], object]
     partner: str = ""
     last: dict[int, TokenOutput] = field(default_factory=dict)
+    stopped: set[int] = field(default_factory=set)
+    totals: RunTotals = field(default_factory=RunTotals)
     ending: tuple[State, str] = (State.CANCELLED, "")
     stopping: bool = False
+
+    @property
+    def going(self) -> int:
+        """How many choices still compute or will."""
+        ended = {choice for choice, output in self.last.items() if output.finish is not None}
+        return sum(choice.index not in ended | self.stopped for choice in self.job.open_choices)
 
     def advance(self, state: State) -> None:
         """Raises `IllegalTransition`."""

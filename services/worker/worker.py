@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from schemas.control import Control, Verb
@@ -167,6 +167,7 @@ class Worker:
         for prefilled in report.prefilled:
             run = self.runs.get(prefilled)
             if run is not None and self.on_prefilled is not None:
+                run.totals = report.prefilled[prefilled]
                 self.on_prefilled(run)
         for ended in report.ended:
             run = self.runs.get(ended.run)
@@ -178,6 +179,11 @@ class Worker:
             self.beats.changed()
         if report.seconds:
             self.metrics.engine_step_time.record(report.seconds)
+
+    def stop_choices(self, run: Run, choices: Collection[int]) -> None:
+        """The edge wants no more of these; the run ends with its last one."""
+        run.stopped.update(choices)
+        self.engine.cancel(run.id, choices)
 
     def cancel_at(self, process: str, run: Run) -> None:
         """Tell another process to drop a run."""
@@ -241,7 +247,7 @@ class Worker:
     # inside
 
     def _decoding(self) -> int:
-        return sum(run.hop == 2 for run in self.runs)
+        return sum(run.going for run in self.runs if run.hop == 2)
 
     def _left(self) -> None:
         self._run_left.set()

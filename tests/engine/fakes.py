@@ -1,4 +1,7 @@
-"""A runner that computes nothing: the next token is the last one plus one, unless a test says otherwise."""
+"""A runner that computes nothing: the next token is the last one plus one, unless a test says otherwise.
+
+Where several choices begin, each adds its own index.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,11 @@ from services.engine.core import StepEngine
 from services.engine.protocol import EngineInfo, OnStep, RunEnd, RunSpec, StepReport, TokenOutput
 from services.engine.runner import Outcome, Sampled
 from services.engine.scheduler import Chunk, ChunkedScheduler, Step
+from services.engine.sequence import TRUNK
+from services.engine.sequence import Sequence as EngineSequence
 from services.kv.holders import RunHolder
 from services.kv.pool import BlockPool
+from services.kv.prefix import PrefixCache
 from tests.waiting import until
 
 EOS = 99
@@ -28,7 +34,12 @@ Answer = Callable[[Step], Sequence[Outcome] | None]
 
 
 def count_up(step: Step) -> list[Outcome]:
-    return [(Sampled((chunk.sequence.ids[-1] + 1) % VOCAB),) if chunk.samples else None for chunk in step.chunks]
+    return [_next(chunk.sequence) if chunk.samples else None for chunk in step.chunks]
+
+
+def _next(sequence: EngineSequence) -> tuple[Sampled, ...]:
+    fork = sequence.choice == TRUNK
+    return tuple(Sampled((sequence.ids[-1] + 1 + fork * choice) % VOCAB) for choice in sequence.drawing)
 
 
 @dataclass
@@ -68,12 +79,14 @@ class Rig:
         max_batch: int = 8,
         max_tokens: int = 32,
         on_step: OnStep | None = None,
+        prefix: PrefixCache | None = None,
+        n: bool = True,
     ) -> None:
         clock = ManualClock()
         self.runner = FakeRunner(clock)
         if not paused:
             self.runner.open.set()
-        self.pool = BlockPool(blocks)
+        self.pool = BlockPool(blocks, prefix=prefix)
         self.reports: list[StepReport] = []
         info = EngineInfo(
             name="fake",
@@ -81,7 +94,7 @@ class Rig:
             model="m",
             weights="w",
             kv_compat="k",
-            capabilities=Capabilities(),
+            capabilities=Capabilities(n=n),
             context_length=CONTEXT,
             vocab_size=VOCAB,
             block_tokens=BLOCK_TOKENS,
@@ -114,8 +127,8 @@ class Rig:
                 found[end.run] = end
         return found
 
-    def tokens(self, run: int) -> list[int]:
-        mine = [output for output in self.outputs if output.run == run]
+    def tokens(self, run: int, choice: int = 0) -> list[int]:
+        mine = [output for output in self.outputs if (output.run, output.choice) == (run, choice)]
         assert [output.index for output in mine] == [mine[0].index + i for i in range(len(mine))] if mine else True
         return [output.token for output in mine]
 
@@ -131,6 +144,13 @@ def spec(
 ) -> RunSpec:
     settings = Sampling(**{"seed": 1, "max_tokens": 5} | sampling)
     return RunSpec(run, tuple(prompt), (Choice(index=0, generated=generated),), settings, tier)
+
+
+def several(run: int, prompt: Sequence[int], *choices: tuple[int, ...], **sampling: Any) -> RunSpec:
+    """A run whose choices 0, 1, … have generated these ids."""
+    settings = Sampling(**{"seed": 1, "max_tokens": 5} | sampling)
+    open_ = tuple(Choice(index=index, generated=generated) for index, generated in enumerate(choices))
+    return RunSpec(run, tuple(prompt), open_, settings)
 
 
 def first(token: int, index: int = 0) -> tuple[FirstToken, ...]:

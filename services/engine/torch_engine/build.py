@@ -77,7 +77,14 @@ def _info(
             parallelism="1",
         ),
         capabilities=Capabilities(
-            seed=True, penalties=True, logprobs=True, top_k=True, min_p=True, logit_bias=True, exact_resume=backend.exact
+            seed=True,
+            penalties=True,
+            n=True,
+            logprobs=True,
+            top_k=True,
+            min_p=True,
+            logit_bias=True,
+            exact_resume=backend.exact,
         ),
         context_length=min(config.context, backend.tokens),
         vocab_size=config.vocab,

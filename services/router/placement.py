@@ -57,17 +57,27 @@ class Worker:
 class Request:
     """What placement must know of a job. `tokens`: prompt and what earlier attempts generated. `weights`: "" = any.
 
-    `suspect`: it may kill its worker, so all such jobs of a pool go to one worker, one after another.
+    `suspect`: it may kill its worker, so all such jobs of a pool go to one worker, one after another. `branches`: of several open
+    choices, how much each has generated; `tokens` counts the longest.
     """
 
     tokens: int
     weights: str = ""
     suspect: bool = False
+    branches: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, job: Job) -> Request:
-        generated = max((len(choice.generated) for choice in job.open_choices), default=0)
-        return cls(job.prompt_tokens + generated, job.weights, job.suspect)
+        generated = tuple(len(choice.generated) for choice in job.open_choices)
+        branches = generated if len(generated) > 1 else ()
+        return cls(job.prompt_tokens + max(generated), job.weights, job.suspect, branches)
+
+    def room(self, worker: Worker) -> int:
+        """Blocks to reserve: the prompt's, once, and for each choice what it has generated and one to write next."""
+        if not self.branches:
+            return worker.blocks(self.tokens) + 1
+        prompt = self.tokens - max(self.branches)
+        return worker.blocks(prompt) + sum(worker.blocks(generated) + 1 for generated in self.branches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +125,7 @@ def place(workers: Sequence[Worker], request: Request, random: Random, without: 
     if not usable:
         return NoCredit("no_pair")
     tokens = request.tokens
-    fitting = [pool.where(lambda w: _prefill_fits(w, tokens), lambda w: _decode_fits(w, tokens)) for pool in usable]
+    fitting = [pool.where(lambda w: _prefill_fits(w, tokens), lambda w: _decode_fits(w, request)) for pool in usable]
     if not any(pool.complete for pool in fitting):
         return Impossible(ContextLengthExceeded(f"{tokens} tokens are more than this model can take.", param="messages"))
     if request.suspect:
@@ -123,11 +133,11 @@ def place(workers: Sequence[Worker], request: Request, random: Random, without: 
     ready = [
         pool.where(
             lambda w: w.process not in without and has_prefill_credit(w, tokens),
-            lambda w: w.process not in without and has_decode_credit(w, tokens),
+            lambda w: w.process not in without and has_decode_credit(w, request),
         )
         for pool in fitting
     ]
-    ways = [way for pool in ready for way in pool.best(tokens, random)]
+    ways = [way for pool in ready for way in pool.best(request, random)]
     return _least(ways, lambda way: way[0], random)[1] if ways else NoCredit("no_credit")
 
 
@@ -136,16 +146,17 @@ def has_prefill_credit(worker: Worker, tokens: int) -> bool:
     return worker.queued == 0 or worker.prefill_tokens >= tokens
 
 
-def has_decode_credit(worker: Worker, tokens: int) -> bool:
-    return worker.decode_slots >= 1 and worker.kv_blocks >= worker.blocks(tokens) + 1
+def has_decode_credit(worker: Worker, request: Request) -> bool:
+    """One slot is enough for any number of choices: rows beyond the batch wait for a step."""
+    return worker.decode_slots >= 1 and worker.kv_blocks >= request.room(worker)
 
 
 def _prefill_fits(worker: Worker, tokens: int) -> bool:
     return tokens < worker.context_length and worker.blocks(tokens) <= worker.kv_total
 
 
-def _decode_fits(worker: Worker, tokens: int) -> bool:
-    return tokens < worker.context_length and worker.blocks(tokens) + 1 <= worker.kv_total
+def _decode_fits(worker: Worker, request: Request) -> bool:
+    return request.tokens < worker.context_length and request.room(worker) <= worker.kv_total
 
 
 T = TypeVar("T")
@@ -179,17 +190,17 @@ class _Pool:
         prefill, decode, local = (tuple(sorted(part, key=lambda w: w.process)[:1]) for part in parts)
         return _Pool(prefill, decode, () if prefill and decode else local)
 
-    def best(self, tokens: int, random: Random) -> list[_Way]:
+    def best(self, request: Request, random: Random) -> list[_Way]:
         """The least loaded pair and the least loaded local worker, each with its load."""
         ways: list[_Way] = []
         if self.prefill and self.decode:
             first = _least(self.prefill, lambda w: w.prefill_load, random)
             then = _least(self.decode, lambda w: w.decode_load, random)
-            pair = Pair(first.process, then.process, then.blocks(tokens) + 1)
+            pair = Pair(first.process, then.process, request.room(then))
             ways.append((first.prefill_load + then.decode_load, pair))
         if self.local:
             one = _least(self.local, lambda w: w.prefill_load + w.decode_load, random)
-            ways.append((one.prefill_load + one.decode_load, Local(one.process, one.blocks(tokens) + 1)))
+            ways.append((one.prefill_load + one.decode_load, Local(one.process, request.room(one))))
         return ways
 
 

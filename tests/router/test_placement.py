@@ -3,11 +3,13 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import ContextLengthExceeded, ModelChanged, ModelLoading
+from schemas.job import Choice
 from schemas.state import Role
 from services.router.placement import (
     Impossible,
@@ -160,6 +162,20 @@ def test_a_resume_counts_what_was_generated() -> None:
     assert Request.of(a_job(tokens=10, generated=(1, 2, 3), resume=True)) == Request(tokens=13)
 
 
+def test_room_for_several_choices() -> None:
+    """The prompt once; a block for each choice to write, and what it has generated."""
+    job = msgspec.structs.replace(a_job(tokens=40), n=3, choices=tuple(Choice(index=index) for index in range(3)))
+    assert Request.of(job) == Request(tokens=40, branches=(0, 0, 0))
+    assert place([P, D], Request.of(job), Random(1)) == Pair("p1", "d1", 3 + 3)
+    resumed = (Choice(index=0, generated=(1,) * 20), Choice(index=1, done=True), Choice(index=2, generated=(1,)))
+    request = Request.of(msgspec.structs.replace(job, choices=resumed))
+    assert request == Request(tokens=60, branches=(20, 1))
+    assert place([P, D], request, Random(1)) == Pair("p1", "d1", 3 + (2 + 1) + (1 + 1))
+    alone = (Choice(index=0, generated=(1,) * 20), Choice(index=1, done=True), Choice(index=2, done=True))
+    assert Request.of(msgspec.structs.replace(job, choices=alone)) == Request(tokens=60)
+    assert place([P, worker("d1", Role.DECODE, kv_blocks=5)], Request.of(job), Random(1)) == NoCredit("no_credit")
+
+
 def test_ties_spread() -> None:
     workers = [worker(f"p{i}", Role.PREFILL) for i in range(4)] + [worker(f"d{i}", Role.DECODE) for i in range(4)]
     random = Random(3)
@@ -223,7 +239,7 @@ def _may_prefill(w: Worker, tokens: int) -> bool:
 
 def _may_decode(w: Worker, tokens: int) -> bool:
     fits = tokens < w.context_length and w.blocks(tokens) + 1 <= w.kv_total
-    return not w.draining and fits and has_decode_credit(w, tokens)
+    return not w.draining and fits and has_decode_credit(w, Request(tokens))
 
 
 def test_suspects_go_to_one_worker_whatever_its_load() -> None:

@@ -61,6 +61,12 @@ clean:
 # stands there meanwhile: a .venv that an earlier run left half-made, or whose Python is gone, is made anew.
 $(shell $(RUN) -c '' 2>/dev/null || rm -f $(VENV)/.local $(VENV)/.dev)
 
+# One make at a time sets up .venv; another one waits, and then finds it done.
+ifndef LOCKED
+$(VENV)/.local $(VENV)/.dev: $(INPUTS)
+	@flock -n .venv.lock true || echo "Another make is setting up $(VENV) here; waiting for it." >&2
+	@flock .venv.lock $(MAKE) --no-print-directory -s LOCKED=1 $@
+else
 $(VENV)/.local: $(INPUTS)
 	@$(venv)
 	@echo "Installing Headrace into $(VENV): about 250 MB to download (190 MB of it PyTorch's CPU build), 1.1 GB on disk."
@@ -70,6 +76,8 @@ $(VENV)/.dev: $(INPUTS)
 	@$(venv)
 	@echo "Installing Headrace and its test tools into $(VENV): about 370 MB to download (190 MB of it PyTorch's CPU build), 1.6 GB on disk."
 	@$(install_dev)
+
+endif
 
 install_local = $(PIP) -e '.[local]' && rm -f $(VENV)/.installing && touch $(VENV)/.local
 install_dev = $(PIP) -e '.[dev]' && rm -f $(VENV)/.installing && touch $(VENV)/.local $(VENV)/.dev

@@ -160,10 +160,9 @@ def _service(
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError(text)
-    return value
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return int(text)
 
 
 def _fail(error: Exception, code: int) -> int:

@@ -29,7 +29,7 @@ from services.worker.worker import Worker
 
 async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Event) -> None:
     """One worker of `role` until `stop` is set. Raises `ModelError`, `SettingsError`, `BusUnavailable`, OSError: why not."""
-    clock, metrics = SystemClock(), Metrics.null()
+    clock, metrics = SystemClock(), Metrics.collecting(process)
     nixl = nixl_agent(settings.worker.transfer)
     client = transfer_client(settings.worker.transfer, nixl)
     files = ModelStore(settings.home_dir).open(settings.model, weights=settings.worker.engine != "scripted")

@@ -15,7 +15,7 @@ from schemas.errors import InvalidRequest
 from schemas.job import Grammar
 from services.clock import Clock
 from services.models.errors import ModelError
-from services.text.assets import TextError, read_assets
+from services.text.assets import GenerationDefaults, TextError, read_assets
 from services.text.grammar import BadGrammar, byte_vocabulary
 from services.text.grammar_cache import GrammarCache
 from services.text.prompt import PromptEncoder
@@ -32,8 +32,9 @@ _CALLED = {"json_object": "format", "json_schema": "schema", "regex": "pattern",
 
 
 class TextModel:
-    def __init__(self, name: str, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(self, name: str, tokenizer: Tokenizer, template: ChatTemplate, defaults: GenerationDefaults) -> None:
         self.name = name
+        self.defaults = defaults
         self._tokenizer = tokenizer
         self._vocabulary = tokenizer.size
         self._encoder = PromptEncoder(tokenizer, template)
@@ -45,7 +46,7 @@ class TextModel:
         """Raises `ModelError`."""
         try:
             assets = read_assets(folder)
-            return cls(name, Tokenizer(assets), ChatTemplate(assets, clock))
+            return cls(name, Tokenizer(assets), ChatTemplate(assets, clock), assets.generation)
         except TextError as error:
             raise ModelError(f"the model {name} cannot be served: {error}") from None
 

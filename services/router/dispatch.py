@@ -14,7 +14,16 @@ from typing import Any
 
 import msgspec
 
-from schemas.errors import BusError, Disconnected, HeadraceError, MessageTooLarge, NoResponders, Unavailable, UnreadableMessage
+from schemas.errors import (
+    BusError,
+    Disconnected,
+    HeadraceError,
+    MessageTooLarge,
+    ModelLoading,
+    NoResponders,
+    Unavailable,
+    UnreadableMessage,
+)
 from schemas.identity import run_id
 from schemas.job import Job
 from schemas.placement import (
@@ -69,6 +78,8 @@ class Dispatcher:
             match decision:
                 case NoCredit(reason=reason):
                     return Queue(router=self.bus.process, reason=reason)
+                case Impossible(error=ModelLoading()) if self.view.served_lately(job.model):
+                    return Queue(router=self.bus.process, reason="no_worker")
                 case Impossible(error=error):
                     return refusal(error)
             try:

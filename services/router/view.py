@@ -18,6 +18,8 @@ from services.router.placement import Worker
 
 SILENT_S = 3.0
 """A worker not heard for this long is not used. Stands still while our own bus is down and this long after."""
+RESTART_S = 30.0
+"""How long a model that lost all its workers is waited for."""
 FORGET_S = 60.0
 """How long the silent and the gone are remembered."""
 
@@ -59,6 +61,7 @@ class View:
         self._line = line
         self._entries: dict[str, _Entry] = {}
         self._gone: dict[str, float] = {}
+        self._served: dict[str, float] = {}
 
     # what is heard
 
@@ -72,6 +75,7 @@ class View:
             self.remove(known)
         entry = self._entries.setdefault(name, _Entry(state, state.credits, 0.0))
         entry.state, entry.heard = state, self._clock.monotonic()
+        self._served[state.model] = entry.heard
         self.learn(name, state.credits)
         entry.charges = [charge for charge in entry.charges if charge.open_at(state.credits.version)]
         return replaced
@@ -131,6 +135,10 @@ class View:
     def models(self) -> set[str]:
         """Models with a live worker."""
         return {entry.state.model for entry in self._live()}
+
+    def served_lately(self, model: str) -> bool:
+        """Whether a worker of `model` was heard so lately that another start of it may be on its way."""
+        return self._clock.monotonic() - self._served.get(model, float("-inf")) < RESTART_S
 
     def states(self, model: str) -> list[WorkerState]:
         return [entry.state for entry in self._live() if entry.state.model == model]

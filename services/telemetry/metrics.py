@@ -34,7 +34,7 @@ class Metrics:
         self._meter = meter
         self._text = text
         self.time_to_first_token = self._histogram(names.TIME_TO_FIRST_TOKEN)
-        self.inter_token_latency = self._histogram(names.INTER_TOKEN_LATENCY)
+        self.time_per_output_token = self._histogram(names.TIME_PER_OUTPUT_TOKEN)
         self.e2e_request_latency = self._histogram(names.E2E_REQUEST_LATENCY)
         self.requests = self._counter(names.REQUESTS)
         self.requests_cancelled = self._counter(names.REQUESTS_CANCELLED)
@@ -56,11 +56,15 @@ class Metrics:
 
     @classmethod
     def collecting(cls, process: str) -> Metrics:
-        """Records for `prometheus_text`. Raises ImportError without the `edge` extra."""
-        from opentelemetry.exporter.prometheus import PrometheusMetricReader
+        """Records for `prometheus_text`. Without the exporter, which the `edge` extra brings, nothing is recorded."""
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.resources import Resource
-        from prometheus_client import CollectorRegistry, generate_latest
+
+        try:
+            from opentelemetry.exporter.prometheus import PrometheusMetricReader
+            from prometheus_client import CollectorRegistry, generate_latest
+        except ImportError:
+            return cls.null()
 
         registry = CollectorRegistry()
         reader = PrometheusMetricReader(registry=registry, scope_info_enabled=False)

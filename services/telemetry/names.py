@@ -46,7 +46,11 @@ def _histogram(name: str, description: str, buckets: tuple[float, ...]) -> Spec:
 TIME_TO_FIRST_TOKEN = _histogram(
     "headrace_time_to_first_token_seconds", "From the request's arrival to its first token.", _FIRST_TOKEN
 )
-INTER_TOKEN_LATENCY = _histogram("headrace_inter_token_latency_seconds", "Between two tokens of one choice.", _TOKEN)
+TIME_PER_OUTPUT_TOKEN = _histogram(
+    "headrace_request_time_per_output_token_seconds",
+    "From first to last text of a request, per token.",
+    _TOKEN,
+)
 E2E_REQUEST_LATENCY = _histogram("headrace_e2e_request_latency_seconds", "From the request's arrival to its end.", _REQUEST)
 REQUESTS = _counter("headrace_requests_total", "Requests that ended, by model and finish reason or error code.")
 REQUESTS_CANCELLED = _counter("headrace_requests_cancelled_total", "Requests whose client went away or cancelled.")

@@ -17,14 +17,24 @@ class TextError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """How the model's makers would sample: what counts where a request says nothing. OpenAI's own defaults are 1 and 1."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class TextAssets:
     """`tokenizer`: the content of tokenizer.json. `special_tokens`: `bos_token`, `eos_token`, … by role, as a template
-    may name them. `eos_ids`: every id that ends a sequence. `chat_template` is None for models that cannot chat."""
+    may name them. `eos_ids`: every id that ends a sequence. `chat_template` is None for models that cannot chat.
+    `generation` is what generation_config.json says of sampling."""
 
     tokenizer: str
     chat_template: str | None
     special_tokens: Mapping[str, str]
     eos_ids: frozenset[int]
+    generation: GenerationDefaults = GenerationDefaults()
 
 
 def read_assets(folder: Path) -> TextAssets:
@@ -35,10 +45,11 @@ def read_assets(folder: Path) -> TextAssets:
         raise TextError(f"cannot read {folder / 'tokenizer.json'}: {error}") from None
     config = _read_json(folder / "tokenizer_config.json")
     special = {role: text for role, value in config.items() if role.endswith("_token") and (text := _token(value))}
-    eos = _ids(_read_json(folder / "generation_config.json")) or _ids(_read_json(folder / "config.json"))
+    generation = _read_json(folder / "generation_config.json")
+    eos = _ids(generation) or _ids(_read_json(folder / "config.json"))
     if "eos_token" in special:  # chat models name the end of a turn here, and the end of a document there
         eos |= _id_of(tokenizer, special["eos_token"])
-    return TextAssets(tokenizer, _chat_template(folder, config), special, frozenset(eos))
+    return TextAssets(tokenizer, _chat_template(folder, config), special, frozenset(eos), _defaults(generation))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -52,6 +63,15 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise TextError(f"{path} is not a JSON object")
     return content
+
+
+def _defaults(config: Mapping[str, Any]) -> GenerationDefaults:
+    """A value that no request could have is not taken."""
+    temperature, top_p = config.get("temperature"), config.get("top_p")
+    return GenerationDefaults(
+        float(temperature) if isinstance(temperature, int | float) and 0 <= temperature <= 2 else 1.0,
+        float(top_p) if isinstance(top_p, int | float) and 0 < top_p <= 1 else 1.0,
+    )
 
 
 def _token(value: object) -> str | None:

@@ -19,7 +19,7 @@ from services.worker.digests import send_digests
 from services.worker.draining import drain
 from services.worker.hearing import hear
 from services.worker.kvevents import KvEventFeed
-from services.worker.status import WorkerStatus, status
+from services.worker.status import WorkerStatus, register_gauges, status
 from services.worker.upkeep import keep_up
 from services.worker.worker import Worker
 
@@ -50,6 +50,7 @@ async def run(
     worker.spawn(send_digests(worker.bus, worker.subjects, worker.runs), "digests")
     worker.spawn(_register(worker, registry), "register")
     worker.spawn(worker.beats.run(), "beats")
+    register_gauges(worker)
     await _serve_admin(worker, service)
     await _until_stopped(worker, stop)
     await drain(worker, drain_s)
@@ -93,7 +94,15 @@ async def _serve_admin(worker: Worker, service: Service) -> None:
 
         return handler
 
-    verbs = {"status": say_status, "drain": set_draining(True), "undrain": set_draining(False)}
+    async def say_metrics(_: Msg) -> bytes:
+        return worker.metrics.prometheus_text()
+
+    verbs: dict[str, ServiceHandler] = {
+        "status": say_status,
+        "metrics": say_metrics,
+        "drain": set_draining(True),
+        "undrain": set_draining(False),
+    }
     for verb, handler in verbs.items():
         service.endpoint(verb, worker.subjects.admin(worker.role, worker.bus.process, verb), handler)
     await service.start()

@@ -7,6 +7,7 @@ import msgspec
 from schemas.state import WorkerState
 from services.kv.holders import HandoffHolder, RunHolder
 from services.kv.pool import LedgerError
+from services.telemetry import names
 from services.worker.worker import Worker
 
 
@@ -30,6 +31,15 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 def status(worker: Worker) -> WorkerStatus:
     return WorkerStatus(state=worker.beats.state(), runs=len(worker.runs), kv=_ledger(worker))
+
+
+def register_gauges(worker: Worker) -> None:
+    """What the metrics say of the pool and the runs, read when somebody looks."""
+    metrics, pool = worker.metrics, worker.engine.pool
+    metrics.gauge(names.KV_BLOCKS_USED, lambda: pool.held)
+    metrics.gauge(names.KV_BLOCKS_TOTAL, lambda: pool.total)
+    metrics.gauge(names.KV_BLOCKS_ORPHANED, lambda: _ledger(worker).orphaned)
+    metrics.gauge(names.REQUESTS_RUNNING, lambda: len(worker.runs))
 
 
 def _ledger(worker: Worker) -> KvLedger:

@@ -148,6 +148,17 @@ async def test_hanging_up_at_any_moment(scripted_stack: StartScripted) -> None:
         await op.assert_clean()
 
 
+async def test_operators_read_a_worker_s_metrics(scripted_stack: StartScripted) -> None:
+    up = scripted_stack()
+    async with operator(up) as op:
+        await chat(up, "count me", max_tokens=3)
+        worker = next(service["id"] for service in await op.services() if service["name"] == "headrace-prefill")
+        text = (await op.client.request(f"hr.admin.prefill.{worker}.metrics", b"", timeout=2)).data.decode()
+        assert "headrace_kv_blocks_total" in text
+        assert "headrace_kv_blocks_orphaned 0.0" in text
+        assert 'headrace_handoffs_total{outcome="released"}' in text
+
+
 async def test_operators_see_every_service(scripted_stack: StartScripted) -> None:
     up = scripted_stack()
     async with operator(up) as op:

@@ -25,6 +25,7 @@ from services.edge.tenant import tenant
 from services.edge.text_model import TextModel
 from services.settings import EdgeSettings
 from services.telemetry.metrics import Metrics
+from services.text.assets import GenerationDefaults
 from tests.text.tiny import byte_ids, tiny_template, tiny_tokenizer
 
 MODEL = "tiny"
@@ -160,7 +161,7 @@ class Api:
         self.jobs = FakeJobs()
         self.traffic = Traffic()
         self.metrics = Metrics.collecting("edge-test")
-        text = TextModel(MODEL, tiny_tokenizer(), tiny_template())
+        text = TextModel(MODEL, tiny_tokenizer(), tiny_template(), GenerationDefaults())
         edge = EdgeSettings(**settings)
         served = Served(edge, self.jobs, text, tenant(b"x" * 32), SystemClock(), Random(3), self.metrics, 1_700_000_000)
         self.app: FastAPI = create_app(served, self.traffic, lambda: "req-made")

@@ -104,6 +104,7 @@ def write_wheel(folder: Path) -> KnownModel:
         archive.writestr("tiny_llama_test-1.0.dist-info/RECORD", "")
     data = wheel.read_bytes()
     return KnownModel(
+        generation={"temperature": 0.5, "top_p": 0.8},
         name="tiny",
         license="none",
         package="tiny-llama-test",

@@ -8,7 +8,7 @@ import pytest
 from schemas.control import CancelJob
 from schemas.job import Job
 from schemas.placement import Accepted, Queue, Refused
-from schemas.state import Role, WorkerState
+from schemas.state import Cause, Role, WorkerState
 from services.bus.memory import Delivery, MemoryBroker, MemoryBus, soon
 from services.bus.typed import Refusals, listen
 from services.clock import SystemClock
@@ -222,3 +222,14 @@ async def test_a_job_too_large_for_the_bus_is_refused() -> None:
     answer = await bench.dispatcher.place(a_job(tokens=1_000), WITHIN)
     assert isinstance(answer, Refused)
     assert answer.code == "message_too_large"
+
+
+async def test_a_model_whose_last_worker_just_died_is_waited_for(bench: Bench) -> None:
+    both = (await bench.workers(Role.BOTH))[0]
+    bench.view.died(both.process, Cause.KILLED)
+    answer = await bench.dispatcher.place(a_job(), WITHIN)
+    assert isinstance(answer, Queue)
+    assert answer.reason == "no_worker"
+    refused = await bench.dispatcher.place(a_job(model="never-served"), WITHIN)
+    assert isinstance(refused, Refused)
+    assert refused.code == "model_loading"

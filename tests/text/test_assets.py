@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.text.assets import TextError, read_assets
+from services.text.assets import GenerationDefaults, TextError, read_assets
 from services.text.tokenizer import Tokenizer
 from tests.text.tiny import END, TEMPLATE, write_tiny_model_folder
 
@@ -32,6 +32,20 @@ def test_generation_config_wins_over_config_and_the_turn_s_end_is_added(folder: 
     assert read_assets(folder).eos_ids == {3, END}
     (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
     assert read_assets(folder).eos_ids == {1, 2, END}
+
+
+@pytest.mark.parametrize(
+    ("config", "temperature", "top_p"),
+    [
+        ({"temperature": 0.2, "top_p": 0.9}, 0.2, 0.9),
+        ({}, 1.0, 1.0),
+        ({"temperature": 7, "top_p": 0}, 1.0, 1.0),
+        ({"temperature": "hot", "top_p": None}, 1.0, 1.0),
+    ],
+)
+def test_the_makers_defaults(folder: Path, config: dict[str, object], temperature: float, top_p: float) -> None:
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    assert read_assets(folder).generation == GenerationDefaults(temperature, top_p)
 
 
 def test_special_tokens_written_as_objects(folder: Path) -> None:

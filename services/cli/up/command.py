@@ -41,8 +41,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     """The exit code: 0 after a stop that was asked for. Raises `CommandError`."""
     signal.signal(signal.SIGTERM, _interrupt)  # until the supervisor listens, also during a download
     asked = counts(arguments.prefill, arguments.decode, arguments.both, arguments.router, arguments.edge)
-    settings = _with_port(settings, asked.edge)
     with only_one(settings.home_dir, f"process {os.getpid()}, {_url(settings.edge)}"):
+        settings = _with_port(settings, asked.edge)
         files = prepare(settings, Terminal(), weights=settings.worker.engine != "scripted")
         server = nats.NatsPlan(
             settings.home_dir / "nats", arguments.nats_port or nats.free_port(), nats.free_port(), settings.nats.prefix
@@ -108,7 +108,7 @@ async def _supervise(
 
     def on_signal() -> None:
         again = supervisor.stop()
-        _say("Stopping at once." if again else "Stopping when the open answers are through; Ctrl-C again stops at once.")
+        _say("Stopping at once." if again else _stopping(settings.edge))
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup: the terminal may go
@@ -135,11 +135,17 @@ def _with_port(settings: Settings, edges: int) -> Settings:
 
 
 def _curl(edge: EdgeSettings, model: str) -> str:
-    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "What is Kubernetes?"}]}
+    question = [{"role": "user", "content": "What is Kubernetes?"}]
+    body = {"model": model, "stream": True, "max_tokens": 300, "messages": question}
     return (
         f"  curl -N {_url(edge)}/v1/chat/completions -H 'Content-Type: application/json' "
         f"-d {shlex.quote(json.dumps(body, separators=(',', ':')))}"
     )
+
+
+def _stopping(edge: EdgeSettings) -> str:
+    limit = f"{edge.drain_timeout_s:.0f} s"
+    return f"Stopping when the open answers are through, in {limit} at most; Ctrl-C again stops at once."
 
 
 def _url(edge: EdgeSettings) -> str:

@@ -101,7 +101,7 @@ class ChatCompletions:
         draft = Draft(
             model=asked.model,
             prompt=pack_ids(ids),
-            sampling=sampling(asked, limit, served.random.randrange(U64), served.text.vocabulary, grammar),
+            sampling=sampling(asked, limit, served.random.randrange(U64), served.text.vocabulary, served.text.defaults, grammar),
             limits=self._limits,
             lane=served.tenant.lane,
             salt=served.tenant.salt,

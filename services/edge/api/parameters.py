@@ -11,6 +11,7 @@ from schemas.errors import ContextLengthExceeded, InvalidRequest, UnsupportedPar
 from schemas.job import U64, Grammar, Sampling
 from schemas.state import Capabilities
 from services.edge.api.request import ChatRequest
+from services.text.assets import GenerationDefaults
 
 
 def refuse_unsupported(request: ChatRequest, capabilities: Capabilities) -> None:
@@ -56,9 +57,16 @@ def max_tokens(request: ChatRequest, prompt_tokens: int, context_length: int, de
     return min(asked, remaining) if asked else remaining
 
 
-def sampling(request: ChatRequest, limit: int, seed: int, vocabulary: int, grammar: Grammar | None = None) -> Sampling:
+def sampling(
+    request: ChatRequest,
+    limit: int,
+    seed: int,
+    vocabulary: int,
+    defaults: GenerationDefaults,
+    grammar: Grammar | None = None,
+) -> Sampling:
     """`limit`: as `max_tokens` gives it; `seed`: drawn for a request that has none; `vocabulary`: how many token ids there are;
-    `grammar`: of its `response_format`.
+    `grammar`: of its `response_format`; `defaults`: the model's own, for what the request leaves open.
 
     Raises `InvalidRequest`.
     """
@@ -70,8 +78,8 @@ def sampling(request: ChatRequest, limit: int, seed: int, vocabulary: int, gramm
         seed=seed if request.seed is None else request.seed % U64,
         max_tokens=limit,
         min_tokens=request.min_tokens or 0,
-        temperature=_or(request.temperature, 1.0),
-        top_p=_or(request.top_p, 1.0),
+        temperature=_or(request.temperature, defaults.temperature),
+        top_p=_or(request.top_p, defaults.top_p),
         top_k=max(0, request.top_k or 0),
         min_p=request.min_p or 0.0,
         repetition_penalty=_or(request.repetition_penalty, 1.0),

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from schemas.job import Grammar
 from schemas.state import ModelCard
 from services.edge.jobs.draft import Delta, Draft
+from services.text.assets import GenerationDefaults
 from services.text.stream import Delta as TextDelta
 
 
@@ -61,6 +62,7 @@ class TextModel(Protocol):
     """The text side of the served model."""
 
     name: str
+    defaults: GenerationDefaults
 
     @property
     def vocabulary(self) -> int: ...

@@ -1,0 +1,63 @@
+"""Settings: where they come from, and that what is wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.settings import SettingsError, load
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_variables_win_over_the_file_and_the_file_over_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "headrace.toml").write_text('model = "from-file"\n[edge]\nport = 9001\nhost = "0.0.0.0"\n')
+    monkeypatch.setenv("HEADRACE_EDGE__PORT", "9002")
+    settings = load()
+    assert (settings.model, settings.edge.port, settings.edge.host) == ("from-file", 9002, "0.0.0.0")
+    assert settings.worker.engine == "torch"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("HEADRACE_MODLE", "x", "unknown variable HEADRACE_MODLE"),
+        ("HEADRACE_EDGE__PROT", "1", "unknown key edge.prot"),
+        ("HEADRACE_EDGE__PORT", "abc", "edge.port"),
+        ("HEADRACE_EDGE__PORT", "99999", "edge.port"),
+        ("HEADRACE_WORKER__ENGINE", "cuda", "worker.engine"),
+        ("HEADRACE_CONFIG", "missing.toml", "there is no file missing.toml"),
+    ],
+)
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError, match=message):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[edge]\nprot = 1\n", "unknown key edge.prot"),
+        ("colour = 1\n", "unknown key colour"),
+        ("[edge]\nport = 0.5\n", "edge.port"),
+        ("[edge\n", "headrace.toml"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "headrace.toml").write_text(text)
+    with pytest.raises(SettingsError, match=message):
+        load()
+
+
+def test_the_url_of_the_chat_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_URL", "http://127.0.0.1:1")
+    load()

@@ -82,6 +82,16 @@ class InternalError(HeadraceError):
     """Something of ours failed. The text is fixed; details are in the log under the request id."""
 
 
+class OwnersDied(InternalError):
+    """The processes that owned a job died, one after another: it is probably the cause."""
+
+
+class Quarantined(HeadraceError):
+    """The same request made the processes that owned it die, a short time ago."""
+
+    code = "request_quarantined"
+
+
 class ModelChanged(HeadraceError):
     """No worker holds the weights with which a resumed job began."""
 

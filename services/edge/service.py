@@ -6,10 +6,11 @@ import asyncio
 import logging
 from random import SystemRandom
 
-from schemas.subjects import Subjects
+from schemas.subjects import QUARANTINE_BUCKET, Subjects
 from services.bus.interface import Msg
 from services.bus.jetstream import JetStream
 from services.bus.jetstream_queue import JetStreamWorkQueue
+from services.bus.kv_registry import KvRegistry
 from services.bus.micro import Service
 from services.bus.nats_bus import Credentials, NatsBus, connect
 from services.clock import SystemClock
@@ -19,6 +20,8 @@ from services.edge.api.gate import Traffic
 from services.edge.http_server import HttpServer, free_port
 from services.edge.jobs.supervisor import Supervisor
 from services.edge.jobs.timing import Timing
+from services.edge.quarantine import TTL_S, Quarantine
+from services.edge.quarantine_bucket import QuarantineBucket
 from services.edge.status import Status, status
 from services.edge.tenant import server_secret, tenant
 from services.edge.text_model import TextModel
@@ -42,16 +45,22 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
     clock, random, metrics = SystemClock(), SystemRandom(), Metrics.collecting(process)
     files = ModelStore(settings.home_dir, clock=clock).open(settings.model, weights=False)
     text = TextModel.load(files.name, files.folder, clock)
-    whose = tenant(server_secret(settings.home_dir))
+    secret = server_secret(settings.home_dir)
+    whose, quarantine = tenant(secret), Quarantine(clock, secret)
     credentials = Credentials(nats.user, nats.password) if nats.user else None
     bus = await connect(
         nats.url, process, "edge", credentials=credentials, timeout=nats.connect_timeout_s, clock=clock, metrics=metrics
     )
     try:
         subjects = Subjects(nats.prefix)
-        queue = JetStreamWorkQueue(JetStream(bus), subjects)
-        jobs = Supervisor(bus, queue, subjects, clock, random, metrics, Timing(submit_s=edge.submit_timeout_s))
+        js = JetStream(bus)
+        timing = Timing(submit_s=edge.submit_timeout_s)
+        jobs = Supervisor(bus, JetStreamWorkQueue(js, subjects), subjects, clock, random, metrics, timing, quarantine)
         await jobs.open()
+        bucket = KvRegistry(js, QUARANTINE_BUCKET, ttl_s=TTL_S, about="Headrace: requests that are refused, by keyed hash")
+        shared = QuarantineBucket(quarantine, bucket, bus, clock)
+        await shared.open()
+        spreading = asyncio.create_task(shared.run())
         traffic = Traffic()
         metrics.gauge(names.REQUESTS_RUNNING, lambda: float(len(jobs)))
         metrics.gauge(names.REQUESTS_WAITING, lambda: float(jobs.models.waiting(files.name)))
@@ -65,6 +74,8 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         await stop.wait()
         await _drain(traffic, jobs, server, edge.drain_timeout_s)
         await admin.drain(_CANCEL_S)
+        spreading.cancel()
+        await asyncio.gather(spreading, return_exceptions=True)
     finally:
         text.close()
         await bus.drain(_CANCEL_S)

@@ -91,6 +91,9 @@ class ScriptedRunner:
         sequences = [chunk.sequence for chunk in step.chunks]
         if not await self._wait(self._duration(step), sequences):
             return None
+        if any(chunk.samples and self._kills(chunk.sequence) for chunk in step.chunks):
+            await asyncio.sleep(_SLICE_S)  # a real engine dies beside the event loop, not ahead of what it still has to send
+            os.kill(os.getpid(), signal.SIGKILL)
         self._forget_ended(sequences)
         return [self._compute(chunk) for chunk in step.chunks]
 
@@ -146,14 +149,16 @@ class ScriptedRunner:
         block, offset = divmod(position, self._block_tokens)
         return self._pool.view(sequence.blocks[block]), offset * _SLOT.size
 
+    def _kills(self, sequence: EngineSequence) -> bool:
+        script = self._script(sequence)
+        return script is not None and script.kill_at == sequence.generated
+
     def _draw(self, sequence: EngineSequence, fingerprint: int, choice: int) -> int:
         script, index = self._script(sequence, keep=True), sequence.generated
         if script is None:
             by_chance = (sequence.sampling.seed, choice) if sequence.sampling.temperature > 0 else (0, 0)
             drawn = xxhash.xxh3_64_intdigest(_DRAW.pack(fingerprint, *by_chance, index))
             return self._vocab[drawn % len(self._vocab)]
-        if script.kill_at == index:
-            os.kill(os.getpid(), signal.SIGKILL)
         if script.fail_at == index:
             raise ScriptedFault(f"the script fails at token {index}")
         return script.tokens[index] if index < len(script.tokens) else self._eos_id

@@ -18,7 +18,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from schemas.subjects import JOBS_STREAM, WORKERS_BUCKET, Subjects
+from schemas.subjects import JOBS_STREAM, QUARANTINE_BUCKET, WORKERS_BUCKET, Subjects
 from services.cli.up.credentials import USERS, load_or_create
 from services.cli.up.nats import NatsPlan, binary, free_port, violations, write_config, write_operator_context
 
@@ -44,6 +44,8 @@ MAY_PUBLISH: dict[str, tuple[str, ...]] = {
         S.cancel(),
         S.control(D),
         S.edge_state(E),
+        *(f"$JS.API.STREAM.{verb}.KV_{QUARANTINE_BUCKET}" for verb in ("CREATE", "UPDATE", "INFO", "MSG.GET")),
+        f"$KV.{QUARANTINE_BUCKET}.{JOB}",
     ),
     "router": (
         S.prefill_submit(P),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from schemas.errors import BusUnavailable, InternalError, Unavailable
+from schemas.errors import BusUnavailable, OwnersDied, Unavailable
 from services.edge.jobs.active import ActiveJob, AttemptEnd
 from services.edge.jobs.models import ModelBoard
 from services.edge.jobs.submission import Submission
@@ -76,7 +76,7 @@ class JobLife:
 
     def _check(self, job: ActiveJob, end: AttemptEnd) -> None:
         if job.deaths >= self._timing.deaths:
-            raise InternalError("The servers that worked on this request failed.")
+            raise OwnersDied("The servers that worked on this request failed.")
         if self._wire.bus.down_for() > self._timing.cut_off_s:
             raise BusUnavailable("The service lost its connection.", retry_after=_RETRY_S)
         if end.final or (not job.owned and job.attempt >= self._timing.fresh_attempts):

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from schemas.control import CancelAck
-from schemas.errors import DeadlineExceeded, HeadraceError, InternalError, QueueExpired, Unavailable
+from schemas.errors import DeadlineExceeded, HeadraceError, InternalError, OwnersDied, Quarantined, QueueExpired, Unavailable
 from schemas.identity import job_id
 from schemas.lifecycle import State
 from schemas.reply import Reply
@@ -40,6 +40,7 @@ from services.edge.jobs.submission import Submission
 from services.edge.jobs.timing import Timing
 from services.edge.jobs.vigil import Vigil
 from services.edge.jobs.wire import Wire
+from services.edge.quarantine import Quarantine
 from services.telemetry.metrics import Metrics
 
 _log = logging.getLogger("headrace.edge")
@@ -55,7 +56,9 @@ class Supervisor:
         random: Random,
         metrics: Metrics,
         timing: Timing | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
+        self._quarantine = quarantine or Quarantine(clock)
         self._timing = timing or Timing()
         self._clock = clock
         self._random = random
@@ -124,7 +127,9 @@ class Supervisor:
     # jobs
 
     def start(self, draft: Draft) -> JobHandle:
-        """Submit a new job. What becomes of it is told by the handle."""
+        """Submit a new job. What becomes of it is told by the handle. Raises `Quarantined`."""
+        if draft in self._quarantine:
+            raise Quarantined("This request made the servers that worked on it fail. It is refused for some minutes.")
         job = ActiveJob(job_id(self._random), draft, self._bus.process, self._wire.reply_to, self._clock.wall())
         self._jobs[job.id] = job
         driver = self._spawn(self._drive(job))
@@ -148,6 +153,8 @@ class Supervisor:
             await self._life.run(job)
             self._close(job, None)
         except HeadraceError as error:
+            if isinstance(error, OwnersDied):
+                self._quarantine.add(job.draft)
             self._close(job, error)
         except Exception:
             _log.exception("a job's supervision failed")

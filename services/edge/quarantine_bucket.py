@@ -1,0 +1,90 @@
+"""Bucket `HR_QUARANTINE`: how edges tell one another which requests are refused, and how an operator sees and lifts that.
+
+`nats kv ls HR_QUARANTINE` lists the hashes, `nats kv purge HR_QUARANTINE <hash>` lifts one. Owns what has not been written yet.
+Invariant: JetStream that is down costs the others the news for as long, never this edge its own memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+
+from schemas.errors import BusUnavailable, UnreadableMessage
+from services.bus.interface import Bus
+from services.bus.kv_registry import KvRegistry
+from services.clock import Clock
+from services.edge.quarantine import TTL_S, Quarantine
+
+_LOOK_S = 1.0
+_log = logging.getLogger("headrace.edge")
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """`until`: Unix seconds."""
+
+    edge: str
+    until: float
+
+
+class QuarantineBucket:
+    """`registry` must give its keys `TTL_S` seconds."""
+
+    def __init__(self, quarantine: Quarantine, registry: KvRegistry, bus: Bus, clock: Clock) -> None:
+        self._quarantine = quarantine
+        self._registry = registry
+        self._bus = bus
+        self._clock = clock
+        self._unwritten: dict[str, float] = {}
+        self._wake = asyncio.Event()
+        quarantine.on_added = self._added
+
+    async def open(self) -> None:
+        """Hear the others. Raises `Disconnected`."""
+        await self._registry.watch(self._changed)
+
+    async def run(self) -> None:
+        """Write our own; read all, and again after every loss of the connection. Until cancelled."""
+        read_at: float | None = None
+        while True:
+            now = self._clock.monotonic()
+            try:
+                if read_at is None or now - read_at > self._bus.steady_for():
+                    await self._registry.ensure()  # a put cannot tell that it is gone: we hear it ourselves
+                    await self._read_all()
+                    read_at = now
+                await self._write()
+            except BusUnavailable as error:
+                read_at = None
+                _log.debug("the quarantine bucket cannot be reached: %s", error)
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    def _added(self, key: str) -> None:
+        self._unwritten[key] = self._clock.wall() + TTL_S
+        self._wake.set()
+
+    async def _write(self) -> None:
+        for key, until in list(self._unwritten.items()):
+            if until > self._clock.wall():
+                await self._registry.put(key, Held(edge=self._bus.process, until=until))
+            self._unwritten.pop(key, None)
+
+    async def _read_all(self) -> None:
+        for key, value in (await self._registry.entries()).items():
+            self._changed(key, value)
+
+    def _changed(self, key: str, value: bytes | None) -> None:
+        if value is None:
+            self._quarantine.lift(key)
+            return
+        try:
+            held = msgspec.json.decode(value, type=Held)
+        except msgspec.DecodeError as error:
+            raise UnreadableMessage(f"quarantine {key}: {error}") from None
+        self._quarantine.hold(key, held.until - self._clock.wall())

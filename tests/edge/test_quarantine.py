@@ -1,0 +1,103 @@
+"""Requests that killed their workers: refused by content, by every edge, for ten minutes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import pytest
+
+from schemas.errors import OwnersDied, Quarantined
+from schemas.job import pack_ids
+from schemas.state import Cause
+from schemas.subjects import QUARANTINE_BUCKET
+from services.bus.jetstream import JetStream
+from services.bus.kv_registry import KvRegistry
+from services.bus.nats_bus import connect
+from services.clock import ManualClock, SystemClock
+from services.edge.quarantine import TTL_S, Quarantine
+from services.edge.quarantine_bucket import QuarantineBucket
+from tests.edge.cluster import Cluster, draft, process, until
+from tests.nats_fixture import NatsServer
+
+
+def test_what_counts_is_the_tenants_prompt() -> None:
+    quarantine, asked = Quarantine(ManualClock(), b"secret"), draft()
+    quarantine.add(asked)
+    assert replace(asked, n=2) in quarantine
+    assert replace(asked, prompt=pack_ids([9, 9])) not in quarantine
+    assert replace(asked, salt=b"another tenant") not in quarantine
+    assert quarantine.key(asked) != Quarantine(ManualClock(), b"another secret").key(asked)
+
+
+def test_it_ends_after_ten_minutes_or_when_lifted() -> None:
+    clock, asked = ManualClock(), draft()
+    quarantine = Quarantine(clock)
+    quarantine.add(asked)
+    clock.advance(TTL_S - 1)
+    assert asked in quarantine
+    clock.advance(2)
+    assert asked not in quarantine
+    quarantine.hold(quarantine.key(asked), 10 * TTL_S)
+    assert asked in quarantine
+    quarantine.lift(quarantine.key(asked))
+    assert asked not in quarantine
+
+
+async def test_after_a_third_death_the_same_request_is_refused(cluster: Cluster) -> None:
+    cluster.answers = [cluster.accept(attempt) for attempt in (1, 2, 3)]
+    handle = cluster.edge.start(draft())
+    for attempt in (1, 2, 3):
+        job = await cluster.submitted(attempt)
+        cluster.own(process(f"d{attempt}"), job, attempt, hop=2)
+        await until(lambda: handle._job.hop)
+        cluster.die(process(f"d{attempt}"), Cause.KILLED)
+        await until(lambda attempt=attempt: handle._job.deaths == attempt)
+    with pytest.raises(OwnersDied):
+        await handle.next(5.0)
+    with pytest.raises(Quarantined):
+        cluster.edge.start(draft())
+
+
+@asynccontextmanager
+async def edge(server: NatsServer, name: str) -> AsyncIterator[Quarantine]:
+    clock = SystemClock()
+    bus = await connect(server.url, process(name), "edge")
+    quarantine = Quarantine(clock, b"secret")
+    bucket = QuarantineBucket(quarantine, KvRegistry(JetStream(bus), QUARANTINE_BUCKET, ttl_s=TTL_S), bus, clock)
+    await bucket.open()
+    running = asyncio.create_task(bucket.run())
+    try:
+        yield quarantine
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        await bus.close()
+
+
+async def test_edges_hear_of_it_also_those_that_start_later(own_nats_server: NatsServer) -> None:
+    asked = draft()
+    async with edge(own_nats_server, "e1") as first, edge(own_nats_server, "e2") as second:
+        first.add(asked)
+        await until(lambda: asked in second)
+        async with edge(own_nats_server, "e3") as third:
+            await until(lambda: asked in third)
+
+
+async def test_an_operator_lifts_it(own_nats_server: NatsServer) -> None:
+    asked = draft()
+    async with edge(own_nats_server, "e1") as first:
+        first.add(asked)
+        bus = await connect(own_nats_server.url, process("operator"), "operator")
+        registry = KvRegistry(JetStream(bus), QUARANTINE_BUCKET)
+        key = first.key(asked)
+        async with asyncio.timeout(5):
+            while list(await registry.entries()) != [key]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await registry.remove(key)
+        await until(lambda: asked not in first)
+        assert await registry.entries() == {}
+        await bus.close()

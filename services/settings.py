@@ -42,7 +42,10 @@ class NatsSettings(_Section):
 
 
 class EdgeSettings(_Section):
-    """The HTTP edge. `max_body_bytes` bounds a request before it is parsed."""
+    """The HTTP edge. `max_body_bytes` bounds a request before it is parsed.
+
+    `max_choices` bounds a request's `n`; `max_generated_tokens` what all its choices together may generate, if it has several.
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
@@ -56,6 +59,8 @@ class EdgeSettings(_Section):
     keep_alive_s: float = Field(10.0, gt=0)
     write_deadline_s: float = Field(30.0, gt=0)
     default_max_tokens: int | None = Field(None, gt=0)
+    max_choices: int = Field(16, ge=1, le=128)
+    max_generated_tokens: int = Field(2**17, gt=0)
     drain_timeout_s: float = Field(30.0, gt=0)
 
 

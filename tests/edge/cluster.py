@@ -13,7 +13,7 @@ from schemas.identity import process_id
 from schemas.job import Job, Sampling, pack_ids
 from schemas.lifecycle import State
 from schemas.placement import Accepted, Queue, Refused
-from schemas.reply import OWNED, Digest, Event, FinishReason, Frame, Frames
+from schemas.reply import OWNED, Digest, Event, FinishReason, Frame, Frames, Logprob
 from schemas.state import Capabilities, Cause, Death, ModelCard, QueueReport
 from schemas.subjects import Subjects
 from services.bus.interface import Msg
@@ -157,9 +157,21 @@ class Cluster:
         tokens: Sequence[int],
         *,
         hop: int = 2,
+        choice: int = 0,
         finish: FinishReason | None = None,
+        logprobs: bool = False,
     ) -> None:
-        frame = Frame(run=run, job=job.job, attempt=job.attempt, hop=hop, index=index, tokens=tuple(tokens), finish=finish)
+        frame = Frame(
+            run=run,
+            job=job.job,
+            attempt=job.attempt,
+            hop=hop,
+            choice=choice,
+            index=index,
+            tokens=tuple(tokens),
+            logprobs=tuple(Logprob(token=token, logprob=-1.0) for token in tokens) if logprobs else (),
+            finish=finish,
+        )
         self.say(who, frames=[frame])
 
     def die(self, who: str, cause: Cause = Cause.KILLED) -> None:

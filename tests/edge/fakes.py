@@ -46,6 +46,8 @@ class Script:
     admit: asyncio.Event | None = None
     go: asyncio.Event | None = None
     finish_with_last: bool = True
+    deltas: Sequence[Sequence[Delta]] = ()
+    """Instead of `steps`: what each look at a job of several choices gets."""
 
 
 def says(*texts: str | bytes, finish: FinishReason | None = FinishReason.STOP) -> Script:
@@ -70,8 +72,10 @@ class FakeHandle:
         self.cached_tokens = 0
         self.done = False
         self.cancelled = asyncio.Event()
+        self.stopped: list[int] = []
         self.waiting = asyncio.Event()
         self._script = script
+        self._open = set(range(draft.n))
         self._deltas = self._play()
 
     async def admitted(self) -> None:
@@ -92,24 +96,33 @@ class FakeHandle:
                 await asyncio.sleep(0)
         except TimeoutError:
             return []
-        delta = self._deltas.pop(0)
-        if self.draft.sampling.logprobs is not None:
-            delta = replace(delta, logprobs=[logprob(token, self.draft.sampling.logprobs) for token in delta.tokens])
-        self.done = delta.finish is not None
-        return [delta]
+        deltas = self._deltas.pop(0)
+        if (count := self.draft.sampling.logprobs) is not None:
+            deltas = [replace(delta, logprobs=[logprob(token, count) for token in delta.tokens]) for delta in deltas]
+        self._open -= {delta.choice for delta in deltas if delta.finish is not None}
+        self.done = not self._open
+        return [delta for delta in deltas if delta.choice not in self.stopped]
 
     def cancel(self) -> None:
         if not self.done:
             self.cancelled.set()
 
-    def _play(self) -> list[Delta]:
+    def stop(self, choice: int) -> None:
+        if choice in self._open:
+            self.stopped.append(choice)
+            self._open.discard(choice)
+
+    def _play(self) -> list[list[Delta]]:
         script = self._script
+        if script.deltas:
+            return [list(deltas) for deltas in script.deltas]
         deltas = [Delta(0, list(step)) for step in script.steps]
-        if script.finish is None or script.error is not None:
-            return deltas
-        if deltas and script.finish_with_last:
-            return [*deltas[:-1], Delta(0, deltas[-1].tokens, script.finish)]
-        return [*deltas, Delta(0, [], script.finish)]
+        if script.finish is not None and script.error is None:
+            if deltas and script.finish_with_last:
+                deltas[-1] = replace(deltas[-1], finish=script.finish)
+            else:
+                deltas.append(Delta(0, [], script.finish))
+        return [[delta] for delta in deltas]
 
     async def _unless_cancelled(self, event: asyncio.Event | None) -> None:
         if event is not None and not event.is_set():

@@ -10,16 +10,38 @@ FINISHES = {"stop", "length"}
 
 
 @dataclass
-class Read:
-    """What a stream said."""
-
+class ReadChoice:
     content: str = ""
     finish: str | None = None
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class Read:
+    """What a stream said; `content`, `finish` and `logprobs` are those of its only choice."""
+
+    choices: dict[int, ReadChoice] = field(default_factory=dict)
     usage: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     chunks: list[dict[str, Any]] = field(default_factory=list)
     comments: int = 0
+
+    @property
+    def content(self) -> str:
+        return self._only.content
+
+    @property
+    def finish(self) -> str | None:
+        return self._only.finish
+
+    @property
+    def logprobs(self) -> list[dict[str, Any]]:
+        return self._only.logprobs
+
+    @property
+    def _only(self) -> ReadChoice:
+        assert self.choices.keys() <= {0}
+        return self.choices.get(0, ReadChoice())
 
 
 def events(data: bytes) -> list[str]:
@@ -53,16 +75,16 @@ def read_stream(data: bytes, *, usage: bool = False) -> Read:
         else:
             assert chunk.get("usage") is None
             assert ("usage" in chunk) == usage
-            _choice(chunk["choices"], read, first=position == 0)
+            (choice,) = chunk["choices"]
+            first = choice["index"] not in read.choices
+            _choice(choice, read.choices.setdefault(choice["index"], ReadChoice()), first=first)
     assert len(same) == 1
-    assert read.finish in FINISHES
+    assert all(choice.finish in FINISHES for choice in read.choices.values())
+    assert read.choices
     return read
 
 
-def _choice(choices: list[dict[str, Any]], read: Read, *, first: bool) -> None:
-    assert len(choices) == 1
-    choice = choices[0]
-    assert choice["index"] == 0
+def _choice(choice: dict[str, Any], read: ReadChoice, *, first: bool) -> None:
     assert read.finish is None, "something follows the finish"
     delta = choice["delta"]
     assert ("role" in delta) == first

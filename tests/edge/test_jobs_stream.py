@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -199,3 +200,64 @@ async def test_unreadable_messages_harm_nobody(cluster: Cluster) -> None:
     cluster.tokens(DECODE, job, RUN, 0, [5], finish=FinishReason.STOP)
     assert await collect(handle) == ([5], FinishReason.STOP)
     assert all(control.verb is not Verb.CANCEL for _, control in cluster.controls)
+
+
+# several choices
+
+
+async def test_a_choice_is_stopped_and_the_others_go_on(cluster: Cluster) -> None:
+    cluster.answers = [cluster.accept(RUN)]
+    handle = cluster.edge.start(replace(draft(), n=2))
+    job = await cluster.submitted(1)
+    assert (job.n, [choice.index for choice in job.choices]) == (2, [0, 1])
+    cluster.own(DECODE, job, RUN, hop=2, state=State.DECODING)
+    cluster.tokens(DECODE, job, RUN, 0, [5])
+    cluster.tokens(DECODE, job, RUN, 0, [7], choice=1)
+    await until(lambda: cluster.edge._jobs[job.job].received() == 2)
+    handle.stop(0)
+    await until(lambda: cluster.controls)
+    who, control = cluster.controls[0]
+    assert (who, control.verb, control.run, control.choices) == (DECODE, Verb.CANCEL, RUN, (0,))
+    await asyncio.sleep(0.12)
+    for index in range(1, 4):  # it did not hear
+        cluster.tokens(DECODE, job, RUN, index, [6])
+    await until(lambda: len(cluster.controls) == 2)
+    assert cluster.controls[1][1].choices == (0,)
+    cluster.tokens(DECODE, job, RUN, 1, [8], choice=1, finish=FinishReason.STOP)
+    await until(lambda: len(cluster.edge) == 0)
+    assert [(delta.choice, delta.tokens) for delta in await handle.next(1.0)] == [(1, [7, 8])]
+    assert handle.done
+    await until(lambda: len(cluster.edge) == 0)
+
+
+async def test_a_resume_says_which_choices_are_done(cluster: Cluster) -> None:
+    cluster.then = cluster.accept(RUN)
+    handle = cluster.edge.start(replace(draft(), n=3))
+    job = await cluster.submitted(1)
+    cluster.own(DECODE, job, RUN, hop=2, state=State.DECODING)
+    cluster.tokens(DECODE, job, RUN, 0, [5, 6], choice=0)
+    cluster.tokens(DECODE, job, RUN, 0, [7], choice=1, finish=FinishReason.STOP)
+    cluster.tokens(DECODE, job, RUN, 0, [8], choice=2)
+    await until(lambda: cluster.edge._jobs[job.job].received() == 4)
+    handle.stop(2)
+    cluster.event(DECODE, job, RUN, 2, State.RETRY, reason="preempted")
+    again = await cluster.submitted(2)
+    assert [(choice.generated, choice.done) for choice in again.choices] == [((5, 6), False), ((7,), True), ((8,), True)]
+    cluster.tokens(DECODE, again, RUN, 2, [9], finish=FinishReason.LENGTH)
+    await until(lambda: len(cluster.edge) == 0)
+    assert [(delta.choice, delta.tokens) for delta in await handle.next(1.0)] == [(0, [5, 6, 9]), (1, [7])]
+
+
+async def test_logprobs_stay_with_their_tokens(cluster: Cluster) -> None:
+    """Lost, doubled and overlapping frames."""
+    cluster.answers = [cluster.accept(RUN)]
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    cluster.own(DECODE, job, RUN, hop=2, state=State.DECODING)
+    for index, tokens in ((0, [5, 6]), (1, [6, 7]), (5, [10]), (2, [7, 8, 9, 10])):
+        cluster.tokens(DECODE, job, RUN, index, tokens, logprobs=True)
+    cluster.tokens(DECODE, job, RUN, 6, [], finish=FinishReason.LENGTH)
+    await until(lambda: cluster.edge._jobs.get(job.job) is None)
+    (delta,) = await handle.next(1.0)
+    assert delta.tokens == [5, 6, 7, 8, 9, 10]
+    assert [logprob.token for logprob in delta.logprobs] == delta.tokens

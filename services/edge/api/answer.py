@@ -69,8 +69,11 @@ class Answer:
         """New pieces, perhaps none (an unfinished character); None after `timeout` seconds of silence."""
         deltas = await self._handle.next(timeout)
         pieces = [piece for delta in deltas if (piece := self._piece(delta)) is not None]
+        ended = [piece.choice for piece in pieces if piece.finish is not None]
         if self.done:
             self._handle.cancel()  # nothing to do unless a stop string ended it
+        for choice in () if self.done else ended:
+            self._handle.stop(choice)  # as above
         return pieces if deltas else None
 
     def cancel(self) -> None:

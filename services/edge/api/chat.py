@@ -22,7 +22,7 @@ from services.edge.api.exchange import Pace, StreamedChat, WholeChat
 from services.edge.api.logprobs import TokenLogprobs
 from services.edge.api.measure import Measure
 from services.edge.api.messages import check_messages
-from services.edge.api.parameters import max_tokens, refuse_unsupported, sampling
+from services.edge.api.parameters import choices, max_tokens, refuse_unsupported, sampling
 from services.edge.api.ports import Jobs, TextModel
 from services.edge.api.request import ChatRequest, read_request, read_stops
 from services.edge.api.response_format import read_response_format
@@ -105,6 +105,7 @@ class ChatCompletions:
             limits=self._limits,
             lane=served.tenant.lane,
             salt=served.tenant.salt,
+            n=choices(asked, limit, served.settings),
         )
         texts = [served.text.stream(stops) for _ in range(draft.n)]
         logprobs = [TokenLogprobs(served.text.spell) for _ in texts] if asked.logprobs else ()

@@ -11,6 +11,7 @@ from schemas.errors import ContextLengthExceeded, InvalidRequest, UnsupportedPar
 from schemas.job import U64, Grammar, Sampling
 from schemas.state import Capabilities
 from services.edge.api.request import ChatRequest
+from services.settings import EdgeSettings
 from services.text.assets import GenerationDefaults
 
 
@@ -18,7 +19,7 @@ def refuse_unsupported(request: ChatRequest, capabilities: Capabilities) -> None
     """Raises `UnsupportedParameter` for the first field that would have to be ignored."""
     format_ = request.response_format or {"type": "text"}
     asked: dict[str, tuple[bool, bool]] = {
-        "n": ((request.n or 1) > 1, False),
+        "n": ((request.n or 1) > 1, capabilities.n),
         "tools": (bool(request.tools), False),
         "functions": (bool(request.functions), False),
         "tool_choice": (request.tool_choice not in (None, "none", "auto"), False),
@@ -42,6 +43,18 @@ def refuse_unsupported(request: ChatRequest, capabilities: Capabilities) -> None
     for name, (wanted, offered) in asked.items():
         if wanted and not offered:
             raise UnsupportedParameter(f"This model does not support '{name}'.", param=name)
+
+
+def choices(request: ChatRequest, limit: int, settings: EdgeSettings) -> int:
+    """How many choices a request gets, each of up to `limit` tokens. Raises `InvalidRequest` when that is too much at once."""
+    n = request.n or 1
+    if n > settings.max_choices:
+        raise InvalidRequest(f"'n' is {n}; at most {settings.max_choices} choices are allowed.", param="n")
+    most = settings.max_generated_tokens
+    if n > 1 and n * limit > most:
+        text = f"{n} choices of up to {limit} tokens are more than the {most} that one request may generate; lower 'max_tokens'."
+        raise InvalidRequest(text, param="n")
+    return n
 
 
 def max_tokens(request: ChatRequest, prompt_tokens: int, context_length: int, default: int | None) -> int:

@@ -30,6 +30,8 @@ class Handle(Protocol):
 
     def cancel(self) -> None: ...
 
+    def stop(self, choice: int) -> None: ...
+
 
 class Jobs(Protocol):
     """Starts jobs and knows what can be served now."""

@@ -40,6 +40,8 @@ class ActiveJob:
         self.id = job
         self.draft = draft
         self.choices = [ChoiceTokens() for _ in range(draft.n)]
+        self.stopped: set[int] = set()
+        """Choices that the client needs no more of; their owner may not have heard yet."""
         self.mailbox = Mailbox()
         self.admitted = False
         self.closed = False
@@ -208,6 +210,11 @@ class ActiveJob:
             if 0 <= index < len(self.choices):
                 choice = self.choices[index]
                 choice.known = max(choice.known, token + 1)
+
+    def stop(self, choice: int) -> None:
+        """The client needs no more of this choice; the others go on."""
+        self.choices[choice].stop()
+        self.stopped.add(choice)
 
     def received(self) -> int:
         return sum(len(choice.tokens) for choice in self.choices)

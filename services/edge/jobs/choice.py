@@ -29,20 +29,26 @@ class ChoiceTokens:
 
     def take(self, index: int, tokens: Sequence[int], finish: FinishReason | None, logprobs: Sequence[Logprob] = ()) -> bool:
         """Tokens `index`, `index`+1, …; what is here already is dropped, what would leave a hole too. False: a hole."""
+        if self.finish is not None:
+            return True
         have = len(self.tokens)
         end = index + len(tokens)
         if end > self.known:
             self.known = end
         if index > have:
             return False
-        if self.finish is None:
-            if index + len(tokens) > have:
-                self.tokens.extend(tokens[have - index :] if index < have else tokens)
-                if logprobs:
-                    self.logprobs.extend(logprobs[have - index :])
-            if finish is not None and end == len(self.tokens):
-                self.finish = finish
+        if end > have:
+            self.tokens.extend(tokens[have - index :] if index < have else tokens)
+            if logprobs:
+                self.logprobs.extend(logprobs[have - index :])
+        if finish is not None and end == len(self.tokens):
+            self.finish = finish
         return True
+
+    def stop(self) -> None:
+        """Nobody wants more of it: it is finished, whatever its owner does."""
+        self.finish, self.reported = FinishReason.STOP, True
+        self.read = len(self.tokens)
 
     @property
     def behind(self) -> bool:

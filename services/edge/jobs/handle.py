@@ -18,9 +18,10 @@ class JobCancelled(Exception):
 
 
 class JobHandle:
-    def __init__(self, job: ActiveJob, cancel: Callable[[ActiveJob], None]) -> None:
+    def __init__(self, job: ActiveJob, cancel: Callable[[ActiveJob], None], stop: Callable[[ActiveJob, int], None]) -> None:
         self._job = job
         self._cancel = cancel
+        self._stop = stop
 
     @property
     def id(self) -> str:
@@ -59,6 +60,10 @@ class JobHandle:
     def cancel(self) -> None:
         """Stop the compute; safe to call at any time, also after the end."""
         self._cancel(self._job)
+
+    def stop(self, choice: int) -> None:
+        """Nothing more is needed of this choice; the others go on."""
+        self._stop(self._job, choice)
 
     def _raise_end(self) -> None:
         if self._job.closed and not self._job.complete:

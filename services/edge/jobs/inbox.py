@@ -59,7 +59,9 @@ class Inbox:
             self._strangers.refuse(frame.run, frame.job, control)
             return
         self._heard(job, frame.hop, word)
-        if job.take(frame):
+        if frame.choice in job.stopped and frame.finish is None:
+            self._strangers.refuse(frame.run, frame.job, control, frame.choice)
+        elif job.take(frame):
             job.mailbox.wake()
             if frame.finish is not None and job.complete:
                 job.end_attempt(None)

@@ -1,4 +1,4 @@
-"""Runs that nobody here wants: each is told to stop, at most once in 100 ms, for as long as it speaks.
+"""Runs and choices that nobody here wants: each is told to stop, at most once in 100 ms, for as long as it speaks.
 
 Owns the times of the last cancels, and forgets them.
 """
@@ -16,14 +16,14 @@ class Strangers:
         self._wire = wire
         self._clock = clock
         self._repeat_s = repeat_s
-        self._told: dict[int, float] = {}
+        self._told: dict[tuple[int, int | None], float] = {}
 
-    def refuse(self, run: int, job: str, control: str) -> None:
-        """`control`: the reply subject of the message; without one there is nobody to tell."""
-        now = self._clock.monotonic()
-        if not control or now - self._told.get(run, float("-inf")) < self._repeat_s:
+    def refuse(self, run: int, job: str, control: str, choice: int | None = None) -> None:
+        """`control`: the reply subject of the message; without one there is nobody to tell. `choice`: it alone, not the run."""
+        now, key = self._clock.monotonic(), (run, choice)
+        if not control or now - self._told.get(key, float("-inf")) < self._repeat_s:
             return
         if len(self._told) >= _MOST:
-            self._told = {run: at for run, at in self._told.items() if now - at < self._repeat_s}
-        self._told[run] = now
-        self._wire.cancel_run(control, run, job)
+            self._told = {told: at for told, at in self._told.items() if now - at < self._repeat_s}
+        self._told[key] = now
+        self._wire.cancel_run(control, run, job, None if choice is None else (choice,))

@@ -146,7 +146,7 @@ class Supervisor:
                 timer.cancel()
 
         self._ends[job.id] = release
-        return JobHandle(job, self._give_up)
+        return JobHandle(job, self._give_up, self._stop)
 
     async def _drive(self, job: ActiveJob) -> None:
         try:
@@ -163,6 +163,14 @@ class Supervisor:
     def _give_up(self, job: ActiveJob) -> None:
         if not job.complete:
             self._close(job, None)
+
+    def _stop(self, job: ActiveJob, choice: int) -> None:
+        """Said once here, and again by `Strangers` for as long as the choice goes on."""
+        if not job.closed and job.choices[choice].finish is None:
+            job.stop(choice)
+            self._wire.cancel_owners(job, (choice,))
+            if job.complete:
+                self._close(job, None)
 
     def _close(self, job: ActiveJob, error: HeadraceError | None) -> None:
         if job.closed:

@@ -28,14 +28,15 @@ class Wire:
         self.cancel_inbox = f"_INBOX.edge.{bus.process}.cancel.ack"
         """One token deeper than the bus's own inbox, so that the two do not hear each other's answers."""
 
-    def cancel_run(self, control: str, run: int, job: str) -> None:
-        """To the process behind the subject `control`: stop this run."""
-        self._say(control, Control(run=run, job=job, verb=Verb.CANCEL, reply_to=self.reply_to, edge=self.bus.process))
+    def cancel_run(self, control: str, run: int, job: str, choices: tuple[int, ...] | None = None) -> None:
+        """To the process behind the subject `control`: stop this run, or these choices of it."""
+        message = Control(run=run, job=job, verb=Verb.CANCEL, choices=choices, reply_to=self.reply_to, edge=self.bus.process)
+        self._say(control, message)
 
-    def cancel_owners(self, job: ActiveJob) -> None:
+    def cancel_owners(self, job: ActiveJob, choices: tuple[int, ...] | None = None) -> None:
         """To everybody who may compute the adopted run."""
         for process in job.cancel_targets:
-            self.cancel_run(self.subjects.control(process), job.run, job.id)
+            self.cancel_run(self.subjects.control(process), job.run, job.id, choices)
 
     def replay(self, job: ActiveJob, positions: Iterable[Position]) -> None:
         """To the owner: repeat what is missing."""

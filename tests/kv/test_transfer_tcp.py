@@ -88,6 +88,19 @@ async def test_a_fetch_that_stalls_ends_in_its_time() -> None:
             await until(lambda: made.ended == [(H1, Outcome.LOST)])
 
 
+@pytest.mark.parametrize("budget", [0, 6000], ids=["at once", "in the middle"])
+async def test_a_sender_that_says_nothing_for_a_lease_is_given_up(budget: int) -> None:
+    """Long before the time of the whole fetch: a decode worker does not wait half a minute for a frozen prefill worker."""
+    async with rig("tcp") as made:
+        ticket, blocks = made.offer(1, 3)
+        proxy = Proxy(made.server.address, budget=budget)
+        async with proxy.running() as address:
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(FetchTimeout):
+                await made.client.fetch(via(ticket, address), blocks, made.room(1, 3), kv_compat=COMPAT, timeout=60)
+            assert asyncio.get_running_loop().time() - began < 20
+
+
 async def test_a_cancelled_fetch_frees_both_sides_and_writes_nothing_more() -> None:
     async with rig("tcp") as made:
         ticket, blocks = made.offer(1, 3)

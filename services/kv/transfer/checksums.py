@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from schemas.errors import UnreadableMessage
 from schemas.transfer import Checksums
 from services.kv.pool import BlockPool
+from services.kv.transfer.interface import SILENT_S
 from services.kv.transfer.pace import Pace
 from services.kv.transfer.wire import CHECKSUM_BYTES, receive_frame, send_frame
 
@@ -34,7 +35,7 @@ async def receive_checksums(sock: socket.socket, count: int) -> list[int]:
     """Those of `count` blocks. Raises OSError, UnreadableMessage."""
     digests = b""
     while len(digests) < count * CHECKSUM_BYTES:
-        more = (await receive_frame(sock, Checksums)).digests
+        more = (await receive_frame(sock, Checksums, silent_s=SILENT_S)).digests
         if not more or len(more) % CHECKSUM_BYTES:
             raise UnreadableMessage(f"checksums of {len(more)} bytes")
         digests += more

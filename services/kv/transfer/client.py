@@ -92,7 +92,7 @@ class SocketTransferClient:
                 reader, sock = await self._open(ticket)
                 return await self._fetch(reader, sock, ticket, blocks, [view.cast("B") for view in into], kv_compat)
         except TimeoutError:
-            raise FetchTimeout(f"no KV blocks within {timeout} s") from None
+            raise FetchTimeout(f"no KV blocks within {timeout} s, or none for {self._limits.lease_s} s") from None
         except (OSError, UnreadableMessage) as error:
             raise ConnectionLost(f"KV transfer ended early: {type(error).__name__}") from error
 
@@ -122,7 +122,7 @@ class SocketTransferClient:
             on_failure.callback(sock.close)
             wanted = tuple((block.slot, block.generation) for block in blocks)
             await send_frame(sock, Fetch(token=ticket.token, kv_compat=kv_compat, blocks=wanted, carrier=reader.carrier))
-            answer = await receive_frame(sock, FetchAnswer)
+            answer = await receive_frame(sock, FetchAnswer, silent_s=self._limits.lease_s)
             if answer.refused is not None:
                 raise FetchDenied(answer.refused)
             fetched = SocketFetched(sock, self._limits)

@@ -71,6 +71,8 @@ class TransferLimits:
 
 
 DEFAULT_LIMITS = TransferLimits()
+SILENT_S = DEFAULT_LIMITS.lease_s
+"""A reader gives up a sender that stands still for this long: by then its lease is lost."""
 
 
 class TransferServer(Protocol):

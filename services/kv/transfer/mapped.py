@@ -17,7 +17,7 @@ from services.kv.memory import map_shared
 from services.kv.transfer import local
 from services.kv.transfer.attachments import Attachments
 from services.kv.transfer.copying import copy_checked
-from services.kv.transfer.interface import CorruptBlock
+from services.kv.transfer.interface import SILENT_S, CorruptBlock
 from services.kv.transfer.reader import Unreachable, refusal
 from services.kv.transfer.wire import receive_frame, send_frame
 
@@ -65,7 +65,7 @@ async def _attach(ticket: Ticket) -> tuple[socket.socket, memoryview]:
     sock = await local.connect(ticket.local)
     try:
         await send_frame(sock, Attach(token=ticket.token, carrier=Carrier.MAPPED))
-        attached = await receive_frame(sock, Attached)
+        attached = await receive_frame(sock, Attached, silent_s=SILENT_S)
         if attached.refused is not None:
             raise refusal(attached.refused)
         fd = await local.receive_descriptor(sock)

@@ -15,7 +15,7 @@ from schemas.handoff import BlockRef, Ticket
 from schemas.transfer import Attach, Attached, Carrier
 from services.kv.transfer.attachments import Attachments
 from services.kv.transfer.copying import copy_checked
-from services.kv.transfer.interface import CorruptBlock
+from services.kv.transfer.interface import SILENT_S, CorruptBlock
 from services.kv.transfer.nixl_agent import NixlAgent
 from services.kv.transfer.reader import Unreachable, refusal
 from services.kv.transfer.stream import connect_tcp
@@ -76,7 +76,7 @@ class NixlReader:
         sock = await connect_tcp(ticket.address)
         try:
             await send_frame(sock, Attach(token=ticket.token, carrier=Carrier.NIXL))
-            attached = await receive_frame(sock, Attached)
+            attached = await receive_frame(sock, Attached, silent_s=SILENT_S)
             if attached.refused is not None:
                 raise refusal(attached.refused)
             owner = Owner(await self._agent.add(attached.agent), attached.base, attached.size)

@@ -15,7 +15,7 @@ from schemas.errors import UnreadableMessage
 from schemas.handoff import BlockRef, Ticket
 from schemas.transfer import Carrier
 from services.kv.pool import BlockPool
-from services.kv.transfer.interface import CorruptBlock
+from services.kv.transfer.interface import SILENT_S, CorruptBlock
 from services.kv.transfer.wire import CHECKSUM_BYTES, receive_into, split_address, tune
 
 
@@ -42,8 +42,8 @@ class StreamReader:
     ) -> None:
         checksum = bytearray(CHECKSUM_BYTES)
         for view in into:
-            await receive_into(sock, memoryview(checksum))
-            await receive_into(sock, view)
+            await receive_into(sock, memoryview(checksum), silent_s=SILENT_S)
+            await receive_into(sock, view, silent_s=SILENT_S)
             if xxhash.xxh3_64_intdigest(view) != int.from_bytes(checksum, "little"):
                 raise CorruptBlock("a KV block changed between its checksum and its arrival")
             await asyncio.sleep(0)  # a sender as fast as we are must not keep the loop from others

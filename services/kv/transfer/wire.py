@@ -3,7 +3,8 @@
 Owns: framing, socket options, addresses. Must not know: tickets, pools. Invariant: a read takes exactly the bytes of what it
 reads, so bulk bytes go straight from the socket into pool memory, with no buffer between.
 
-Deadlines are the caller's (`asyncio.timeout` around a conversation): half a frame is never worth a time-out of its own.
+Deadlines are the caller's (`asyncio.timeout` around a conversation). A reader also gives up a peer that says nothing for `silent_s`
+seconds: a long conversation with a frozen process is none.
 """
 
 from __future__ import annotations
@@ -53,11 +54,12 @@ def split_address(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-async def receive_into(sock: socket.socket, view: memoryview) -> None:
-    """Fill `view` from the socket. Raises PeerClosed, OSError."""
+async def receive_into(sock: socket.socket, view: memoryview, *, silent_s: float | None = None) -> None:
+    """Fill `view` from the socket. Raises PeerClosed, TimeoutError, OSError."""
     loop = asyncio.get_running_loop()
     while view:
-        count = await loop.sock_recv_into(sock, view)
+        async with asyncio.timeout(silent_s):
+            count = await loop.sock_recv_into(sock, view)
         if count == 0:
             raise PeerClosed("end of file")
         view = view[count:]
@@ -75,18 +77,18 @@ async def until_closed(sock: socket.socket) -> None:
 
 
 @overload
-async def receive_frame(sock: socket.socket, kind: type[M]) -> M: ...
+async def receive_frame(sock: socket.socket, kind: type[M], *, silent_s: float | None = None) -> M: ...
 @overload
-async def receive_frame(sock: socket.socket, kind: UnionType) -> Any: ...
-async def receive_frame(sock: socket.socket, kind: Any) -> Any:
-    """The next frame as a `kind`. Raises PeerClosed, OSError, UnreadableMessage."""
-    length = int.from_bytes(await _receive(sock, _LENGTH_BYTES), "little")
+async def receive_frame(sock: socket.socket, kind: UnionType, *, silent_s: float | None = None) -> Any: ...
+async def receive_frame(sock: socket.socket, kind: Any, *, silent_s: float | None = None) -> Any:
+    """The next frame as a `kind`. Raises PeerClosed, TimeoutError, OSError, UnreadableMessage."""
+    length = int.from_bytes(await _receive(sock, _LENGTH_BYTES, silent_s), "little")
     if length > MAX_FRAME:
         raise UnreadableMessage(f"a frame of {length} bytes")
-    return decode(await _receive(sock, length), kind)
+    return decode(await _receive(sock, length, silent_s), kind)
 
 
-async def _receive(sock: socket.socket, count: int) -> bytes:
+async def _receive(sock: socket.socket, count: int, silent_s: float | None) -> bytes:
     data = bytearray(count)
-    await receive_into(sock, memoryview(data))
+    await receive_into(sock, memoryview(data), silent_s=silent_s)
     return bytes(data)

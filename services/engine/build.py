@@ -7,6 +7,7 @@ import json
 from schemas.state import Capabilities
 from services.clock import Clock
 from services.engine.core import StepEngine
+from services.engine.grammars import kinds, read_grammars
 from services.engine.protocol import DecodeEngine, EngineInfo
 from services.engine.scheduler import ChunkedScheduler
 from services.engine.scripted import VERSION, ScriptedRunner, Timing, load_scripts
@@ -47,6 +48,7 @@ def build_scripted(files: ModelFiles, settings: Settings, clock: Clock) -> StepE
         scripts=load_scripts(scripted.scripts) if scripted.scripts is not None else (),
         timing=Timing(scripted.prefill_token_s, scripted.decode_step_s),
     )
+    grammars = read_grammars(files, config["vocab_size"], eos_ids)
     info = EngineInfo(
         name="scripted",
         version=VERSION,
@@ -62,7 +64,7 @@ def build_scripted(files: ModelFiles, settings: Settings, clock: Clock) -> StepE
             numerics="exact",
             parallelism="1",
         ),
-        capabilities=Capabilities(seed=True, n=True, logprobs=True, exact_resume=True),
+        capabilities=Capabilities(seed=True, n=True, logprobs=True, grammar=kinds(grammars), exact_resume=True),
         context_length=config["max_position_embeddings"],
         vocab_size=config["vocab_size"],
         block_tokens=scripted.block_tokens,
@@ -71,7 +73,7 @@ def build_scripted(files: ModelFiles, settings: Settings, clock: Clock) -> StepE
         max_batch=worker.max_batch,
     )
     scheduler = ChunkedScheduler(max_batch=worker.max_batch, max_tokens=worker.step_tokens, target_s=worker.step_target_s)
-    return StepEngine(info, pool, runner, scheduler, clock)
+    return StepEngine(info, pool, runner, scheduler, clock, grammars)
 
 
 def _plain_ids(files: ModelFiles, vocab_size: int) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence as Outcomes
 from schemas.errors import InternalError, InvalidRequest
 from schemas.handoff import FirstToken
 from schemas.lifecycle import State
+from schemas.reply import FinishReason
 from services.clock import Clock
 from services.engine.admission import admit
 from services.engine.blocks import SequenceBlocks
@@ -25,6 +26,7 @@ from services.engine.scheduler import Scheduler, Step, choose_victim
 from services.engine.sequence import Sequence
 from services.engine.statistics import StepStatistics
 from services.kv.pool import BlockPool, LedgerError, PoolExhausted
+from services.text.grammar_cache import Compiled, GrammarCache
 
 _log = logging.getLogger(__name__)
 
@@ -32,12 +34,21 @@ _log = logging.getLogger(__name__)
 class StepEngine:
     """Both phases over one pool, one scheduler and one runner."""
 
-    def __init__(self, info: EngineInfo, pool: BlockPool, runner: Runner, scheduler: Scheduler, clock: Clock) -> None:
+    def __init__(
+        self,
+        info: EngineInfo,
+        pool: BlockPool,
+        runner: Runner,
+        scheduler: Scheduler,
+        clock: Clock,
+        grammars: GrammarCache | None = None,
+    ) -> None:
         self.info = info
         self.pool = pool
         self._runner = runner
         self._scheduler = scheduler
         self._clock = clock
+        self._grammars = grammars
         self._blocks = SequenceBlocks(info, pool)
         self._runs = LiveRuns(pool)
         self._in_step: frozenset[Sequence] = frozenset()
@@ -66,6 +77,8 @@ class StepEngine:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._runner.close()
+        if self._grammars is not None:
+            self._grammars.close()
         self._runs.clear()
         self._task = None
 
@@ -74,6 +87,7 @@ class StepEngine:
         admit(self.info, spec)
         sequence = Sequence.begin(spec, next(self._arrivals), then_decode)
         self._blocks.admit(sequence)
+        sequence.grammar = self._compiling(spec)
         self._add([sequence])
 
     def decode(self, spec: RunSpec, first: tuple[FirstToken, ...], *, cached_tokens: int, compute_s: float) -> None:
@@ -82,6 +96,7 @@ class StepEngine:
         sequence = Sequence.begin(spec, next(self._arrivals), then_decode=True)
         sequence.totals.cached_tokens, sequence.totals.compute_s = cached_tokens, compute_s
         self._blocks.adopt(sequence)
+        sequence.grammar = self._compiling(spec)
         going = sequence.with_first(first)
         if not going:
             raise InvalidRequest("no choice goes on")
@@ -115,6 +130,14 @@ class StepEngine:
         self._runs.put(sequences)
         self._wake.set()
 
+    def _compiling(self, spec: RunSpec) -> asyncio.Future[Compiled] | None:
+        """The run's grammar, compiled while its prompt is computed."""
+        if spec.sampling.grammar is None or self._grammars is None:
+            return None
+        compiling = self._grammars.start(spec.sampling.grammar)
+        compiling.add_done_callback(lambda _: self._wake.set())
+        return compiling
+
     # the loop
 
     async def _loop(self) -> None:
@@ -129,7 +152,13 @@ class StepEngine:
             await asyncio.sleep(0)  # a runner that never waits must not starve the bus
 
     def _growable(self) -> list[Sequence]:
-        """The sequences in order of arrival, each with blocks for its ids; what cannot grow is preempted."""
+        """The sequences in order of arrival, each with blocks for its ids; what cannot grow is preempted.
+
+        A run whose grammar was refused ends.
+        """
+        for sequence in self._runs.sequences():
+            if (refusal := sequence.refusal) and self._runs.computes(sequence):
+                self._runs.end(sequence.run, State.FAILED, refusal, InvalidRequest.code)
         for sequence in self._runs.sequences():
             self._grow(sequence)
         return self._runs.sequences()
@@ -178,7 +207,7 @@ class StepEngine:
                 continue
             outcome = outcomes[position]
             if isinstance(outcome, Failed):
-                self._runs.end(sequence.run, State.FAILED, outcome.reason)
+                self._runs.end(sequence.run, State.FAILED, outcome.reason, outcome.code)
                 continue
             sequence.computed += chunk.count
             self._blocks.seal(sequence)
@@ -205,13 +234,14 @@ class StepEngine:
 
     def _append(self, sequence: Sequence, drawn: Sampled) -> TokenOutput:
         sequence.ids.append(drawn.token)
+        finish = sequence.finish_after_last(self.info.eos_ids, self.info.context_length)
         return TokenOutput(
             run=sequence.run,
             choice=sequence.choice,
             index=sequence.generated - 1,
             token=drawn.token,
             logprob=drawn.logprob,
-            finish=sequence.finish_after_last(self.info.eos_ids, self.info.context_length),
+            finish=FinishReason.STOP if drawn.complete else finish,
             cached_tokens=sequence.totals.cached_tokens,
             compute_s=sequence.totals.compute_s,
         )

@@ -10,11 +10,15 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from schemas.errors import InternalError
+from services.engine.constraint import Constraint
 from services.engine.history import History
 from services.engine.runner import Failed, Outcome, Sampled
 from services.engine.sampling import Draw, sample
 from services.engine.scheduler import Chunk, Step
+from services.engine.sequence import TRUNK
 from services.engine.sequence import Sequence as EngineSequence
+from services.text.grammar import BadGrammar
 
 Draws = tuple[Draw, ...]
 """What one chunk draws from its row of logits: nothing, one token, or one for each choice that begins there."""
@@ -37,7 +41,7 @@ def _of_chunk(chunk: Chunk, eos_ids: frozenset[int]) -> Draws:
     sequence = chunk.sequence
     sampling, index, history = sequence.sampling, sequence.generated, _history(sequence)
     banned = tuple(sequence.enders(eos_ids)) if index < sampling.min_tokens else ()
-    return tuple(Draw(sampling, choice, index, banned, history) for choice in sequence.drawing)
+    return tuple(Draw(sampling, choice, index, banned, history, constraint_of(sequence)) for choice in sequence.drawing)
 
 
 def _history(sequence: EngineSequence) -> History | None:
@@ -48,6 +52,20 @@ def _history(sequence: EngineSequence) -> History | None:
         sequence.history = History(sequence.spec.prompt)
     sequence.history.extend(sequence.ids[sequence.prompt_length + sequence.history.length :])
     return sequence.history
+
+
+def constraint_of(sequence: EngineSequence) -> Constraint | None:
+    """Kept with the sequence, and brought up to its last token; each choice of several has its own."""
+    if sequence.grammar is None:
+        return None
+    compiled = sequence.grammar.result()
+    if isinstance(compiled, BadGrammar):
+        raise InternalError("a run whose grammar is refused is in a step")
+    constraint = sequence.constraint or Constraint(compiled)
+    if sequence.choice != TRUNK:
+        sequence.constraint = constraint
+    constraint.extend(sequence.ids[sequence.prompt_length + constraint.length :])
+    return constraint
 
 
 def _outcome(drawn: Iterable[Sampled | Failed]) -> Outcome:

@@ -43,11 +43,11 @@ class LiveRuns:
             self._runs[sequence.run].remove(sequence)
             self._pool.release(sequence.holder)
 
-    def end(self, run: int, state: State, reason: str = "") -> None:
+    def end(self, run: int, state: State, reason: str = "", code: str = "") -> None:
         """The run is over, with all its sequences."""
         for sequence in self._runs.pop(run):
             self._pool.release(sequence.holder)
-        self._ended.append(RunEnd(run, state, reason))
+        self._ended.append(RunEnd(run, state, reason, code))
 
     def hand_over(self, run: int) -> None:
         """The run goes on elsewhere; its blocks stay with its holder."""

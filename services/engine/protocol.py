@@ -92,11 +92,15 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """The run left the engine and its blocks are released. `state` is terminal."""
+    """The run left the engine and its blocks are released. `state` is terminal.
+
+    `code`: of the error in `schemas.errors` when FAILED is not the engine's fault.
+    """
 
     run: int
     state: State
     reason: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,12 +75,12 @@ class ChunkedScheduler:
 
     def plan(self, sequences: Iterable[Sequence]) -> Step | None:
         listed = list(sequences)
-        decode = [s for s in listed if s.decoding][: self._max_batch]
+        decode = [s for s in listed if s.decoding and s.computable][: self._max_batch]
         chunks = [Chunk(sequence, sequence.computed, 1, samples=True) for sequence in decode]
         budget = self._budget(len(decode))
         for sequence in listed:
-            if budget > 0 and not sequence.decoding:
-                count = min(sequence.uncomputed, budget)
+            if budget > 0 and sequence.computable and not sequence.decoding:
+                count = min(sequence.computable, budget)
                 last = count == sequence.uncomputed
                 chunks.append(Chunk(sequence, sequence.computed, count, samples=last and bool(sequence.drawing)))
                 budget -= count

@@ -3,7 +3,8 @@
 Its KV of a token is a 64-bit fingerprint of everything up to it, chained from the token before, so a block that is missing,
 stale or another run's yields other tokens and is noticed: the first time a sequence is continued its last fingerprint is
 compared with its ids. Without a script that fits, token i is drawn from (fingerprint, seed, choice, i), seed
-and choice counting for nothing at temperature 0. Log-probabilities are made up, the same for the same draw.
+and choice counting for nothing at temperature 0. Log-probabilities are made up, the same for the same draw. Under a
+grammar only what that allows is drawn, whatever a script says.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import xxhash
 
+from schemas.errors import InvalidRequest
 from schemas.reply import Logprob
-from services.engine.runner import Outcome, Sampled
+from services.engine.constraint import Constraint, ConstraintBroken
+from services.engine.drawing import constraint_of
+from services.engine.runner import Failed, Outcome, Sampled
 from services.engine.scheduler import Chunk, Step
 from services.engine.sequence import Sequence as EngineSequence
 from services.kv.pool import BlockPool
@@ -82,6 +87,7 @@ class ScriptedRunner:
         self._pool = pool
         self._block_tokens = block_tokens
         self._vocab = vocab
+        self._size = max(*vocab, eos_id) + 1
         self._eos_id = eos_id
         self._scripts = tuple(scripts)
         self._timing = timing
@@ -122,15 +128,20 @@ class ScriptedRunner:
             _SLOT.pack_into(*self._slot(sequence, position), fingerprint)
         if not chunk.samples:
             return None
-        return tuple(self._sampled(sequence, self._draw(sequence, fingerprint, choice)) for choice in sequence.drawing)
+        try:
+            return tuple(self._sampled(sequence, fingerprint, choice) for choice in sequence.drawing)
+        except ConstraintBroken as broken:
+            return Failed(str(broken), InvalidRequest.code)
 
-    @staticmethod
-    def _sampled(sequence: EngineSequence, token: int) -> Sampled:
+    def _sampled(self, sequence: EngineSequence, fingerprint: int, choice: int) -> Sampled:
+        constraint = constraint_of(sequence)
+        token = self._draw(sequence, fingerprint, choice, constraint)
+        complete = constraint is not None and constraint.take(token)
         count = sequence.sampling.logprobs
         if count is None:
-            return Sampled(token)
+            return Sampled(token, complete=complete)
         top = tuple((max(0, token - place), -0.5 - place) for place in range(count))
-        return Sampled(token, Logprob(token=token, logprob=-0.5, top=top))
+        return Sampled(token, Logprob(token=token, logprob=-0.5, top=top), complete)
 
     def _before(self, sequence: EngineSequence, start: int) -> int:
         """The fingerprint of the tokens before `start`, from the blocks; checked once a sequence. Raises ScriptedFault."""
@@ -153,12 +164,18 @@ class ScriptedRunner:
         script = self._script(sequence)
         return script is not None and script.kill_at == sequence.generated
 
-    def _draw(self, sequence: EngineSequence, fingerprint: int, choice: int) -> int:
+    def _draw(self, sequence: EngineSequence, fingerprint: int, choice: int, constraint: Constraint | None) -> int:
         script, index = self._script(sequence, keep=True), sequence.generated
-        if script is None:
-            by_chance = (sequence.sampling.seed, choice) if sequence.sampling.temperature > 0 else (0, 0)
-            drawn = xxhash.xxh3_64_intdigest(_DRAW.pack(fingerprint, *by_chance, index))
-            return self._vocab[drawn % len(self._vocab)]
+        allowed = self._vocab if constraint is None else np.flatnonzero(constraint.allowed(self._size)).tolist()
+        if script is not None:
+            token = self._scripted(script, index)
+            if constraint is None or token in allowed:
+                return token
+        by_chance = (sequence.sampling.seed, choice) if sequence.sampling.temperature > 0 else (0, 0)
+        drawn = xxhash.xxh3_64_intdigest(_DRAW.pack(fingerprint, *by_chance, index))
+        return allowed[drawn % len(allowed)]
+
+    def _scripted(self, script: Script, index: int) -> int:
         if script.fail_at == index:
             raise ScriptedFault(f"the script fails at token {index}")
         return script.tokens[index] if index < len(script.tokens) else self._eos_id

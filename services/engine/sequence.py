@@ -10,6 +10,7 @@ Changed on the event loop only; `cancelled` alone is read by the computing threa
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
@@ -17,9 +18,12 @@ from schemas.handoff import FirstToken
 from schemas.job import Sampling
 from schemas.lifecycle import State
 from schemas.reply import FinishReason
+from services.engine.constraint import Constraint
 from services.engine.history import History
 from services.engine.protocol import RunSpec, RunTotals
 from services.kv.holders import ChoiceHolder, Holder, RunHolder
+from services.text.grammar import BadGrammar
+from services.text.grammar_cache import Compiled
 
 TRUNK = -1
 """The `choice` of a sequence that is the beginning of several."""
@@ -31,7 +35,7 @@ class Sequence:
 
     `hashes`: identities of its first blocks, as far as they are known; the first `sealed` blocks are shareable. `history` is the
     sampler's, there when penalties ask for it. `dropped`: choices that nobody wants any more; `ending`: what its run ends as, if
-    it is cancelled and was the last.
+    it is cancelled and was the last. `grammar` may still be compiling; `constraint`, the sampler's too, is the place in it.
     """
 
     spec: RunSpec
@@ -47,6 +51,8 @@ class Sequence:
     sealed: int = 0
     hashes: list[bytes] = field(default_factory=list)
     history: History | None = None
+    grammar: asyncio.Future[Compiled] | None = None
+    constraint: Constraint | None = None
     dropped: set[int] = field(default_factory=set)
     ending: State = State.CANCELLED
     holder: Holder = field(init=False)
@@ -85,6 +91,20 @@ class Sequence:
     @property
     def uncomputed(self) -> int:
         return len(self.ids) - self.computed
+
+    @property
+    def computable(self) -> int:
+        """How much of that may be computed now: while the grammar compiles, all but what a token would be drawn from."""
+        compiling = self.grammar is not None and not self.grammar.done()
+        return self.uncomputed - compiling
+
+    @property
+    def refusal(self) -> str:
+        """Why its grammar cannot be used; "" when it can, or when nobody knows yet."""
+        if self.grammar is None or not self.grammar.done():
+            return ""
+        compiled = self.grammar.result()
+        return compiled.reason if isinstance(compiled, BadGrammar) else ""
 
     @property
     def waiting(self) -> bool:
@@ -132,6 +152,7 @@ class Sequence:
                 self.then_decode,
                 self.computed,
                 self.totals,
+                grammar=self.grammar,
             )
             for choice in self.spec.choices
             if choice.index not in self.dropped

@@ -132,15 +132,18 @@ class Worker:
             ),
         )
 
-    def end(self, run: Run, state: State, reason: str = "") -> None:
-        """The run is over here; everything it held is released. Sent with the next flush."""
+    def end(self, run: Run, state: State, reason: str = "", code: str = "") -> None:
+        """The run is over here; everything it held is released. Sent with the next flush.
+
+        `code`: of the error the client gets, for a FAILED that is not our fault.
+        """
         if self.runs.get(run.id) is not run:
             return
         run.advance(state)
         self.runs.end(run)
         for hook in self.on_end:
             hook(run)
-        self._event(run, state, reason=reason, error_code=JobFailed.code if state is State.FAILED else "")
+        self._event(run, state, reason=reason, error_code=code or JobFailed.code if state is State.FAILED else "")
         self._left()
 
     def hand_on(self, run: Run, process: str) -> None:
@@ -173,7 +176,7 @@ class Worker:
             run = self.runs.get(ended.run)
             if run is not None:
                 state, reason = run.ending if ended.state is State.CANCELLED else (ended.state, ended.reason)
-                self.end(run, state, reason)
+                self.end(run, state, reason, ended.code)
         self.outbox.flush()
         if report.ended or report.prefilled:
             self.beats.changed()

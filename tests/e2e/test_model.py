@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -123,6 +124,26 @@ def test_the_official_sdk(up: Up) -> None:
     with pytest.raises(openai.BadRequestError) as wrong_value:
         client.chat.completions.create(model=up.model, messages=question, temperature=3)
     assert wrong_value.value.param == "temperature"
+
+
+def test_an_answer_keeps_to_its_schema(up: Up) -> None:
+    client = openai.OpenAI(base_url=f"{up.url}/v1", api_key="unused", max_retries=0)
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 30}, "country": {"type": "string", "maxLength": 30}},
+        "required": ["city", "country"],
+        "additionalProperties": False,
+    }
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "capital", "schema": schema, "strict": True}}
+    question: list[Any] = [{"role": "user", "content": "What is the capital of France? Answer in JSON."}]
+    ask = {"model": up.model, "messages": question, "temperature": 0, "max_tokens": 60, "response_format": wanted}
+    whole = client.chat.completions.create(**ask).choices[0]
+    assert whole.finish_reason == "stop"
+    answer = json.loads(whole.message.content or "")
+    assert answer.keys() == {"city", "country"}
+    assert "Paris" in answer["city"]
+    chunks = client.chat.completions.create(**ask, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
 
 
 @pytest.mark.slow

@@ -35,10 +35,13 @@ from services.kv.transfer.interface import TransferLimits
 from services.kv.transfer.memory import MemoryFetched, MemoryTransferClient, MemoryTransferServer
 from services.prefill.prefill import Prefill
 from services.telemetry.metrics import Metrics
+from services.text.grammar import KINDS, model_vocabulary
+from services.text.grammar_cache import GrammarCache
 from services.worker.digests import send_digests
 from services.worker.hearing import hear
 from services.worker.upkeep import keep_up
 from services.worker.worker import Worker
+from tests.text.tiny import tiny_tokenizer_json
 from tests.waiting import until
 
 __all__ = ["Rig", "rig", "until"]
@@ -59,7 +62,7 @@ def engine(timing: Timing, scripts: tuple[Script, ...], blocks: int = BLOCKS, *,
         model="m",
         weights="w",
         kv_compat="k",
-        capabilities=Capabilities(seed=True, exact_resume=True),
+        capabilities=Capabilities(seed=True, grammar=KINDS, exact_resume=True),
         context_length=512,
         vocab_size=300,
         block_tokens=BLOCK_TOKENS,
@@ -67,7 +70,8 @@ def engine(timing: Timing, scripts: tuple[Script, ...], blocks: int = BLOCKS, *,
         step_tokens=64,
         max_batch=8,
     )
-    return StepEngine(info, pool, runner, ChunkedScheduler(max_batch=8, max_tokens=64), SystemClock())
+    grammars = GrammarCache(model_vocabulary(tiny_tokenizer_json(), 300, frozenset({EOS})))
+    return StepEngine(info, pool, runner, ChunkedScheduler(max_batch=8, max_tokens=64), SystemClock(), grammars)
 
 
 @dataclass

@@ -12,7 +12,10 @@ from services.edge.jobs.active import AttemptEnd
 
 WAITED_TOO_LONG = "The request waited too long for a free worker."
 _FAILED = "The model failed on this request."
-_CHANGED = "The model was replaced while this request was running."
+_TEXTS = {
+    "model_changed": "The model was replaced while this request was running.",
+    "invalid_value": "The model could not keep to the 'response_format' of this request.",
+}
 
 
 def end_of(event: Event) -> AttemptEnd | None:
@@ -21,7 +24,7 @@ def end_of(event: Event) -> AttemptEnd | None:
         case State.FINISHED:
             return None
         case State.FAILED:
-            text = _CHANGED if event.error_code == "model_changed" else _FAILED
+            text = _TEXTS.get(event.error_code, _FAILED)
             error = from_code(event.error_code or "job_failed", text, retry_after=event.retry_after)
             return AttemptEnd("failed", error, final=True)
         case State.EXPIRED if event.hop == 0:

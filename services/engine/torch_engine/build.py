@@ -9,6 +9,7 @@ from typing import Any
 from schemas.state import Capabilities
 from services.clock import Clock
 from services.engine.core import StepEngine
+from services.engine.grammars import kinds, read_grammars
 from services.engine.protocol import EngineInfo
 from services.engine.scheduler import ChunkedScheduler
 from services.engine.torch_engine.backend import Backend
@@ -35,14 +36,16 @@ def build(files: ModelFiles, settings: WorkerSettings, clock: Clock, *, kernels:
     config = load_config(files.config)
     eos_ids = read_eos_ids(files.folder)
     backend = _backend(files, config, settings, eos_ids, kernels)
+    grammars = read_grammars(files, config.vocab, eos_ids)
     return StepEngine(
-        info=_info(files, config, settings, backend, eos_ids),
+        info=_info(files, config, settings, backend, eos_ids, kinds(grammars)),
         pool=backend.pool,
         runner=backend.runner,
         scheduler=ChunkedScheduler(
             max_batch=settings.max_batch, max_tokens=settings.step_tokens, target_s=settings.step_target_s
         ),
         clock=clock,
+        grammars=grammars,
     )
 
 
@@ -59,7 +62,12 @@ def _backend(
 
 
 def _info(
-    files: ModelFiles, config: LlamaConfig, settings: WorkerSettings, backend: Backend, eos_ids: frozenset[int]
+    files: ModelFiles,
+    config: LlamaConfig,
+    settings: WorkerSettings,
+    backend: Backend,
+    eos_ids: frozenset[int],
+    grammar_kinds: tuple[str, ...],
 ) -> EngineInfo:
     return EngineInfo(
         name=NAME,
@@ -84,6 +92,7 @@ def _info(
             top_k=True,
             min_p=True,
             logit_bias=True,
+            grammar=grammar_kinds,
             exact_resume=backend.exact,
         ),
         context_length=min(config.context, backend.tokens),

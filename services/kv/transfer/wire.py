@@ -3,8 +3,8 @@
 Owns: framing, socket options, addresses. Must not know: tickets, pools. Invariant: a read takes exactly the bytes of what it
 reads, so bulk bytes go straight from the socket into pool memory, with no buffer between.
 
-Deadlines are the caller's (`asyncio.timeout` around a conversation). A reader also gives up a peer that says nothing for `silent_s`
-seconds: a long conversation with a frozen process is none.
+Deadlines are the caller's (`asyncio.timeout` around a conversation). A reader also gives up a peer that says nothing for
+`silent_s` seconds: a long conversation with a frozen process is none.
 """
 
 from __future__ import annotations

@@ -1,0 +1,132 @@
+"""1,000 short jobs while everything fails at random: what was allocated is released, and nothing new is left."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from random import Random
+
+import httpx
+import pytest
+
+from tests.chaos.monitor import subscriptions
+from tests.chaos.processes import NATS, back, descriptors, kill, pid, send, stop_for
+from tests.chaos.streams import Answer, Question, ask, clients, questions, ready, undisturbed, until
+from tests.e2e.conftest import StartScripted
+from tests.e2e.operator import operator
+from tests.e2e.running import Up
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SEED = 4
+JOBS = 1000
+AT_ONCE = 40
+WORKERS = ("p1", "p2", "d1", "d2")
+EVERYBODY = (*WORKERS, "r1", "r2", "e1")
+PACED = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.02", "HEADRACE_WORKER__KV_BLOCKS": "120"}
+"""Few blocks: some runs are preempted too."""
+EXCUSED = {"internal_error", "request_quarantined", "queue_expired"}
+"""What a job may hear that met three deaths, or waited too long behind all that."""
+
+
+async def test_a_thousand_jobs(scripted_stack: StartScripted) -> None:
+    up = scripted_stack("--prefill", "2", "--decode", "2", "--router", "2", **PACED)
+    random = Random(SEED)
+    asked = [Question(number, random.randrange(5, 60)) for number in range(JOBS)]
+    for _ in range(2):
+        await undisturbed(up.url, questions(200, 20))  # so many that both routers use the queue
+    before = await _left_behind(up)
+    ends: Counter[str] = Counter()
+    over = asyncio.Event()
+    faults = asyncio.create_task(_faults(up, random, over))
+    work = iter(asked)
+    async with clients(up.url) as client, asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(_client(client, work, random, ends))
+    over.set()
+    done = await faults
+    print(f"\n{dict(ends)} under {dict(done)}")
+    assert ends.total() == JOBS
+    assert not set(ends) - {"finished", "gave up"} - EXCUSED, ends
+    assert ends["finished"] + ends["gave up"] > JOBS * 0.98
+    for name in (*EVERYBODY, NATS):
+        await until(lambda name=name: bool(pid(up, name)), 30.0)  # type: ignore[misc]
+    await ready(up.url)
+    async with operator(up) as op:
+        assert len(await op.until(lambda found: len(found) == len(WORKERS), 30.0)) == len(WORKERS)
+        await op.assert_clean(20.0)
+    await undisturbed(up.url, questions(32, 20))
+    await _settles(up, before)
+
+
+async def _client(client: httpx.AsyncClient, work: Iterator[Question], random: Random, ends: Counter[str]) -> None:
+    """Asks one after another; every eighth hangs up somewhere in between."""
+    for question in work:
+        asking = asyncio.create_task(ask(client, question))
+        if random.random() < 1 / 8:
+            await asyncio.wait({asking}, timeout=random.uniform(0.0, 0.6))
+            if not asking.done():
+                asking.cancel()
+                with suppress(asyncio.CancelledError):
+                    await asking
+                ends["gave up"] += 1
+                continue
+        answer = await asking
+        while answer.status == 503:  # what it may hear while NATS is away, or no router is there
+            await asyncio.sleep(0.2)
+            answer = await ask(client, question)
+        ends[_end(question, answer)] += 1
+
+
+def _end(question: Question, answer: Answer) -> str:
+    if answer.error is not None:
+        return str(answer.error["code"])
+    return "finished" if answer.whole and answer.tokens == question.max_tokens else "broken"
+
+
+async def _faults(up: Up, random: Random, over: asyncio.Event) -> Counter[str]:
+    """One after another, and now and then two at a time, until the jobs are done."""
+    done: Counter[str] = Counter()
+    while not over.is_set():
+        kind = random.choice(("kill", "kill", "two", "drain", "stop", "router", "nats"))
+        done[kind] += 1
+        if kind == "kill":
+            await _gone_and_back(up, random.choice(WORKERS), signal.SIGKILL)
+        elif kind == "two":
+            await asyncio.gather(*(_gone_and_back(up, name, signal.SIGKILL) for name in random.sample(WORKERS, 2)))
+        elif kind == "drain":
+            await _gone_and_back(up, random.choice(WORKERS), signal.SIGTERM)
+        elif kind == "stop":
+            await stop_for(up, random.choice(WORKERS), random.choice((0.5, 4.0)))
+        elif kind == "router":
+            await _gone_and_back(up, random.choice(("r1", "r2")), signal.SIGKILL)
+        else:
+            await back(up, NATS, kill(up, NATS))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(random.uniform(0.2, 1.5)):
+                await over.wait()
+    return done
+
+
+async def _gone_and_back(up: Up, name: str, number: signal.Signals) -> None:
+    await back(up, name, send(up, name, number), 60.0)
+
+
+async def _left_behind(up: Up) -> tuple[dict[str, int], dict[str, int]]:
+    """Subscriptions and descriptors of every process, by name."""
+    return await subscriptions(up), {name: descriptors(pid(up, name)) for name in EVERYBODY}
+
+
+async def _settles(up: Up, before: tuple[dict[str, int], dict[str, int]]) -> None:
+    """Until nothing is held that was not before. A client's connection ends a moment after its answer."""
+    deadline = asyncio.get_running_loop().time() + 20
+    while True:
+        now = await _left_behind(up)
+        pairs = [(what[name], was[name], name) for what, was in zip(now, before, strict=True) for name in was]
+        more = [pair for pair in pairs if pair[0] > pair[1]]
+        if not more:
+            return
+        assert asyncio.get_running_loop().time() < deadline, f"(now, before, who): {more}"

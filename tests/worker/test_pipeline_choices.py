@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -21,15 +18,6 @@ from services.engine.scripted import Timing
 from services.kv.holders import ChoiceHolder, RunHolder
 from services.worker.worker import Worker
 from tests.worker.rig import BLOCK_TOKENS, Rig, _random, rig, until
-
-
-@asynccontextmanager
-async def choices_rig(**options: Any) -> AsyncIterator[Rig]:
-    async with rig(**options) as r:
-        for worker in (r.prefill, r.decode):
-            engine = worker.engine
-            engine.info = replace(engine.info, capabilities=msgspec.structs.replace(engine.info.capabilities, n=True))
-        yield r
 
 
 def job(r: Rig, n: int, *, choices: tuple[Choice, ...] = (), **options: Any) -> Job:
@@ -82,7 +70,7 @@ async def alone(r: Rig, n: int, **options: Any) -> dict[int, list[int]]:
 @pytest.mark.parametrize("cache", [True, False])
 async def test_choices_are_handed_over_once_and_each_is_what_it_is_alone(length: int, cache: bool) -> None:
     prompt = list(range(20, 20 + length))
-    async with choices_rig(cache=cache) as r:
+    async with rig(cache=cache) as r:
         run = await submit(r, job(r, 3, prompt=prompt, max_tokens=9))
         await until(lambda: r.edge.ended(run))
         assert r.edge.ended(run) is State.FINISHED
@@ -98,7 +86,7 @@ async def test_choices_are_handed_over_once_and_each_is_what_it_is_alone(length:
 
 
 async def test_decode_shares_the_prompt_and_counts_every_choice_as_a_slot() -> None:
-    async with choices_rig(decode=Timing(decode_step_s=0.05)) as r:
+    async with rig(decode=Timing(decode_step_s=0.05)) as r:
         free = r.decode.beats.credits().decode_slots
         run = await submit(r, job(r, 3, prompt=list(range(20, 34)), max_tokens=100))
         await until(lambda: [len(found) > 2 for found in tokens(r, run, hop=2).values()] == [True] * 3)
@@ -115,7 +103,7 @@ async def test_decode_shares_the_prompt_and_counts_every_choice_as_a_slot() -> N
 
 
 async def test_a_choice_is_cancelled_alone_and_the_others_finish() -> None:
-    async with choices_rig(decode=Timing(decode_step_s=0.02)) as r:
+    async with rig(decode=Timing(decode_step_s=0.02)) as r:
         expected = await alone(r, 3, max_tokens=20)
         run = await submit(r, job(r, 3, max_tokens=20))
         await until(lambda: len(tokens(r, run, hop=2).get(0, ())) > 2)
@@ -131,7 +119,7 @@ async def test_a_choice_is_cancelled_alone_and_the_others_finish() -> None:
 
 
 async def test_all_choices_cancelled_one_by_one_end_the_run() -> None:
-    async with choices_rig(decode=Timing(decode_step_s=0.02)) as r:
+    async with rig(decode=Timing(decode_step_s=0.02)) as r:
         run = await submit(r, job(r, 2, max_tokens=200))
         await until(lambda: len(tokens(r, run, hop=2)) == 2)
         for choice in (1, 0):
@@ -141,7 +129,7 @@ async def test_all_choices_cancelled_one_by_one_end_the_run() -> None:
 
 
 async def test_a_choice_is_cancelled_while_the_run_is_handed_over() -> None:
-    async with choices_rig(pull_block_s=0.1) as r:
+    async with rig(pull_block_s=0.1) as r:
         run = await submit(r, job(r, 2, max_tokens=6))
         await until(lambda: (2, State.HANDING_OFF) in r.edge.states(run))
         for worker in (r.prefill, r.decode):
@@ -154,7 +142,7 @@ async def test_a_choice_is_cancelled_while_the_run_is_handed_over() -> None:
 
 
 async def test_a_cancel_of_a_choice_that_comes_before_its_run_does_not_cancel_the_run() -> None:
-    async with choices_rig() as r:
+    async with rig() as r:
         run, what = run_id(_random), job(r, 2)
         control = Control(run=run, job=what.job, verb=Verb.CANCEL, choices=(0,))
         send(r.edge.bus, r.control_of(r.prefill), control)
@@ -166,7 +154,7 @@ async def test_a_cancel_of_a_choice_that_comes_before_its_run_does_not_cancel_th
 
 
 async def test_a_resume_with_choices_done_and_at_different_places() -> None:
-    async with choices_rig() as r:
+    async with rig() as r:
         whole = await alone(r, 4, max_tokens=12)
         had = (
             Choice(index=0, generated=tuple(whole[0][:5])),
@@ -187,7 +175,7 @@ async def test_a_resume_with_choices_done_and_at_different_places() -> None:
 
 async def test_a_choice_that_ended_with_its_first_token_is_told_by_decode_too() -> None:
     """Its finish must be in decode's replay ring, because decode is whom the edge asks."""
-    async with choices_rig() as r:
+    async with rig() as r:
         probe = await submit(r, job(r, 2, max_tokens=3))
         await until(lambda: r.edge.ended(probe))
         ender = tokens(r, probe)[0][0]
@@ -203,3 +191,17 @@ async def test_a_choice_that_ended_with_its_first_token_is_told_by_decode_too() 
         await until(lambda: len(r.edge.frames) > before)
         assert r.edge.frames[before].finish is FinishReason.STOP
         await until(r.clean)
+
+
+async def test_logprobs_of_the_first_token_survive_the_handoff() -> None:
+    async with rig() as r:
+        what = job(r, 2, max_tokens=4)
+        what = msgspec.structs.replace(what, sampling=msgspec.structs.replace(what.sampling, logprobs=2))
+        run = await submit(r, what)
+        await until(lambda: r.edge.ended(run))
+        mine = [frame for frame in r.edge.frames if frame.run == run]
+        assert {(frame.hop, frame.choice, frame.index) for frame in mine} >= {(hop, c, 0) for hop in (1, 2) for c in (0, 1)}
+        for frame in mine:
+            (logprob,) = frame.logprobs
+            assert (logprob.token,) == frame.tokens
+            assert len(logprob.top) == 2

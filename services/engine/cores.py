@@ -25,7 +25,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-LINGER_S = 0.005
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.004
 _SHARED_MEMORY = Path("/dev/shm")
@@ -43,19 +42,23 @@ def lock_folder() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """Seconds that a step waits for its first core. For decode few: beside a prefill it is slow, behind one slower."""
+class Timing:
+    """Seconds that a step of each kind waits for its first core, and that the core stays behind it.
+
+    For decode few: beside a prefill in progress it is slow, behind it slower.
+    """
 
     decode: float = 0.005
     prefill: float = 0.05
+    linger: float = 0.005
 
 
 class CoreArbiter:
     """One engine's hand on the cores numbered `cores`: up to `most` of them, 0 = all. One step at a time; on one event loop."""
 
-    def __init__(self, folder: Path, cores: Sequence[int], most: int = 0, *, patience: Patience = Patience()) -> None:
+    def __init__(self, folder: Path, cores: Sequence[int], most: int = 0, *, timing: Timing = Timing()) -> None:
         """Raises OSError."""
-        self._patience = patience
+        self._timing = timing
         self.most = min(most or len(cores), len(cores))
         self._cores = [_Lock(folder / f"core-{number}") for number in cores]
         self._decode, self._prefill = _Lock(folder / "decode-wants"), _Lock(folder / "prefill-wants")
@@ -75,7 +78,7 @@ class CoreArbiter:
             yield max(1, len(self._held))
         finally:
             self._give_back(keep=0 if self._somebody_wants(*self._before(decode)) else 1)
-            self._rest = asyncio.get_running_loop().call_later(LINGER_S, self._go_idle)
+            self._rest = asyncio.get_running_loop().call_later(self._timing.linger, self._go_idle)
 
     def close(self) -> None:
         """Gives everything back. No step may be in progress."""
@@ -88,7 +91,7 @@ class CoreArbiter:
     async def _take_first(self, decode: bool) -> None:
         """One core, if there is one in time; without one this engine wants one, until it has it or rests."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + (self._patience.decode if decode else self._patience.prefill)
+        deadline = loop.time() + (self._timing.decode if decode else self._timing.prefill)
         pause = _FIRST_PAUSE_S
         if self._wanting is None and self._somebody_wants(*self._before(decode)):
             self._give_back(keep=0)

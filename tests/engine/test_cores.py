@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.cores import CoreArbiter, Patience, lock_folder
+from services.engine.cores import CoreArbiter, Timing, lock_folder
 from tests.waiting import until
 
 Open = Callable[..., CoreArbiter]
-ENDLESS, SHORT = Patience(600.0, 600.0), Patience(0.01, 0.01)
+PATIENT = Timing(decode=600.0, prefill=600.0)
+HASTY = Timing(decode=0.01, prefill=0.01)
+HASTY_AND_BUSY = Timing(decode=0.01, prefill=0.01, linger=600.0)
 
 
 @pytest.fixture
@@ -24,8 +26,8 @@ def arbiter(tmp_path: Path) -> Iterator[Open]:
     """Opens arbiters of engines that share two cores."""
     opened: list[CoreArbiter] = []
 
-    def open_one(cores: int = 2, most: int = 0, patience: Patience = ENDLESS) -> CoreArbiter:
-        opened.append(CoreArbiter(tmp_path, range(cores), most, patience=patience))
+    def open_one(cores: int = 2, most: int = 0, timing: Timing = PATIENT) -> CoreArbiter:
+        opened.append(CoreArbiter(tmp_path, range(cores), most, timing=timing))
         return opened[-1]
 
     yield open_one
@@ -75,11 +77,12 @@ async def test_nobody_takes_a_second_core_while_somebody_wants_one(arbiter: Open
         assert threads == 2
         waiting = asyncio.create_task(overlapping(second, theirs))
         await until(lambda: second._wanting is not None, 10, "the second engine to wait")
-    assert await asyncio.wait_for(asyncio.gather(overlapping(first, mine), waiting), 10) == [1, 1]
+    async with asyncio.timeout(10):
+        assert await overlapping(first, mine) == await waiting == 1
 
 
 async def test_a_decode_that_begins_has_a_core_with_the_next_step_of_a_prefill_that_had_all(arbiter: Open) -> None:
-    prefill, decode = arbiter(), arbiter(patience=SHORT)
+    prefill, decode = arbiter(), arbiter(timing=HASTY_AND_BUSY)
     async with prefill.step(decode=False) as threads:
         assert threads == 2
         assert await one_step(decode, decode=True) == 1  # without a core, after its patience
@@ -124,7 +127,7 @@ async def test_two_decodes_take_turns_on_one_core(arbiter: Open) -> None:
 
 async def test_a_wish_ends_with_the_engine_s_work(arbiter: Open) -> None:
     """An engine that computed without a core and then had nothing to do keeps nobody from anything."""
-    holder, idle = arbiter(), arbiter(patience=SHORT)
+    holder, idle = arbiter(), arbiter(timing=HASTY)
     async with holder.step(decode=True) as threads:
         assert threads == 2
         assert await one_step(idle, decode=True) == 1
@@ -143,7 +146,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind(arbiter: Open) -> None:
 
 @pytest.mark.parametrize("decode", [True, False])
 async def test_nobody_waits_longer_than_its_patience(arbiter: Open, decode: bool) -> None:
-    holder, waiter = arbiter(), arbiter(patience=SHORT)
+    holder, waiter = arbiter(), arbiter(timing=HASTY)
     async with holder.step(decode=True):
         assert await asyncio.wait_for(one_step(waiter, decode=decode), 10) == 1
 
@@ -163,7 +166,7 @@ asyncio.run(hold())
 
 
 async def test_the_cores_of_a_killed_process_are_free_at_once(arbiter: Open, tmp_path: Path) -> None:
-    mine = arbiter(patience=SHORT)
+    mine = arbiter(timing=HASTY)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", HOLD, str(tmp_path), stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
     )

@@ -30,3 +30,12 @@ class Workers:
                 assert all(status["kv"]["integrity"] == "ok" for status in statuses), statuses
                 return took
             assert took < within, statuses
+
+    async def at_most(self, runs: int, within: float) -> None:
+        """Until all of them together have no more runs than that. Raises AssertionError."""
+        started = time.monotonic()
+        while True:
+            statuses = await asyncio.gather(*(self._op.ask(subject) for subject in self._subjects))
+            if sum(status["runs"] for status in statuses) <= runs:
+                return
+            assert time.monotonic() - started < within, statuses

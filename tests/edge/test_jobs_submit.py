@@ -208,6 +208,21 @@ async def test_a_worker_that_accepted_and_died_before_it_owned_is_no_death_of_an
     handle.cancel()
 
 
+async def test_of_a_resumed_job_the_death_of_who_accepted_it_counts(cluster: Cluster) -> None:
+    workers = [process(f"p{number}") for number in range(3)]
+    cluster.answers = [cluster.accept(number + 1, prefill=worker) for number, worker in enumerate(workers)]
+    handle = cluster.edge.start(draft())
+    first = await cluster.submitted(1)
+    cluster.own(workers[0], first, 1)
+    await until(lambda: handle._job.hop)
+    for number, worker in enumerate(workers):
+        await until(lambda worker=worker: handle._job.in_charge == worker)
+        cluster.die(worker)
+        await until(lambda number=number: handle._job.deaths == number + 1)
+    with pytest.raises(InternalError):
+        await collect(handle)
+
+
 async def test_a_worker_that_accepted_and_stays_silent(cluster: Cluster) -> None:
     cluster.answers = [cluster.accept(1), cluster.accept(2)]
     handle = cluster.edge.start(draft())

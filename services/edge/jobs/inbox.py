@@ -131,5 +131,6 @@ class Inbox:
         self._peers.gone(death.process)
         for job in self._jobs.values():
             if not job.over.done() and job.in_charge == death.process:
-                job.deaths += bool(job.hop) and death.cause.proven
+                # Of a resumed job also who accepted it: a worker may die of it before its *owned* is out.
+                job.deaths += (job.hop > 0 or job.owned) and death.cause.proven
                 job.end_attempt(AttemptEnd("death", Unavailable("A worker failed.", retry_after=1.0)))

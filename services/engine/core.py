@@ -1,4 +1,4 @@
-"""The step loop that the torch and the scripted engine share: admission, block growth, cancellation, finish.
+"""The step loop that the torch and the scripted engine share: admission, block growth, cancellation, one step after the other.
 
 Owns the sequences of one worker and their blocks' lives; a `Runner` computes. Knows no bus and no tensors.
 Invariant: a block is released only when no step that may touch it is in progress.
@@ -10,18 +10,17 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Collection
-from collections.abc import Sequence as Outcomes
 
 from schemas.errors import InternalError, InvalidRequest
 from schemas.handoff import FirstToken
 from schemas.lifecycle import State
-from schemas.reply import FinishReason
 from services.clock import Clock
 from services.engine.admission import admit
 from services.engine.blocks import SequenceBlocks
 from services.engine.live import LiveRuns
-from services.engine.protocol import EngineInfo, EngineStats, OnStep, RunSpec, RunTotals, StepReport, TokenOutput
-from services.engine.runner import Failed, Outcome, Runner, Sampled
+from services.engine.progress import Progress
+from services.engine.protocol import EngineInfo, EngineStats, OnStep, RunSpec, StepReport
+from services.engine.runner import Failed, Runner
 from services.engine.scheduler import Scheduler, Step, choose_victim
 from services.engine.sequence import Sequence
 from services.engine.statistics import StepStatistics
@@ -51,6 +50,7 @@ class StepEngine:
         self._grammars = grammars
         self._blocks = SequenceBlocks(info, pool)
         self._runs = LiveRuns(pool)
+        self._progress = Progress(info, self._runs, self._blocks)
         self._in_step: frozenset[Sequence] = frozenset()
         self._arrivals = itertools.count()
         self._statistics = StepStatistics()
@@ -183,68 +183,13 @@ class StepEngine:
         except Exception:
             _log.exception("engine step failed")
             self._in_step = frozenset()
-            return self._apply(step, [Failed("engine_error")] * len(step.chunks), self._clock.monotonic() - started)
+            return self._progress.apply(step, [Failed("engine_error")] * len(step.chunks), self._clock.monotonic() - started)
         seconds = self._clock.monotonic() - started
         self._in_step = frozenset()
         if outcomes is not None:
             self._scheduler.observe(step, seconds)
             self._statistics.observe(step, seconds)
-        return self._apply(step, outcomes, seconds)
-
-    def _apply(self, step: Step, outcomes: Outcomes[Outcome] | None, seconds: float) -> StepReport:
-        tokens: list[TokenOutput] = []
-        prefilled: dict[int, RunTotals] = {}
-        total = sum(chunk.count for chunk in step.chunks)
-        for position, chunk in enumerate(step.chunks):
-            sequence = chunk.sequence
-            if not self._runs.computes(sequence):
-                continue  # another choice failed in this step, and with it the run
-            sequence.totals.compute_s += seconds * chunk.count / total
-            if sequence.cancelled:
-                self._runs.leave(sequence, sequence.ending)
-                continue
-            if outcomes is None:
-                continue
-            outcome = outcomes[position]
-            if isinstance(outcome, Failed):
-                self._runs.end(sequence.run, State.FAILED, outcome.reason, outcome.code)
-                continue
-            sequence.computed += chunk.count
-            self._blocks.seal(sequence)
-            if outcome is not None or sequence.branching:
-                tokens += self._advance(sequence, outcome or (), prefilled)
-        return StepReport(tuple(tokens), prefilled, seconds=seconds)
-
-    def _advance(self, sequence: Sequence, drawn: tuple[Sampled, ...], prefilled: dict[int, RunTotals]) -> list[TokenOutput]:
-        """Gives each choice that drew its token, and sees what becomes of the run."""
-        going = sequence.branches() if sequence.branching else [sequence]
-        tokens = dict(zip(sequence.drawing, drawn, strict=True))
-        outputs = [self._append(each, tokens[each.choice]) for each in going if each.choice in tokens]
-        ended = {output.choice for output in outputs if output.finish is not None}
-        going = [each for each in going if each.choice not in ended]
-        if not going:
-            self._runs.leave(sequence, State.FINISHED)
-        elif not sequence.then_decode:
-            self._runs.hand_over(sequence.run)  # the worker holds its blocks until they are handed off
-            prefilled[sequence.run] = sequence.totals
-        elif sequence.branching:
-            self._blocks.branch(sequence, going)
-            self._runs.put(going)
-        return outputs
-
-    def _append(self, sequence: Sequence, drawn: Sampled) -> TokenOutput:
-        sequence.ids.append(drawn.token)
-        finish = sequence.finish_after_last(self.info.eos_ids, self.info.context_length)
-        return TokenOutput(
-            run=sequence.run,
-            choice=sequence.choice,
-            index=sequence.generated - 1,
-            token=drawn.token,
-            logprob=drawn.logprob,
-            finish=FinishReason.STOP if drawn.complete else finish,
-            cached_tokens=sequence.totals.cached_tokens,
-            compute_s=sequence.totals.compute_s,
-        )
+        return self._progress.apply(step, outcomes, seconds)
 
     def _report(self, report: StepReport) -> None:
         ended = self._runs.take_ended()

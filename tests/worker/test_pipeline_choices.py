@@ -99,7 +99,7 @@ async def test_decode_shares_the_prompt_and_counts_every_choice_as_a_slot() -> N
         assert r.decode.beats.credits().decode_slots == free - 2
         r.edge.control(run, to=r.control_of(r.decode))
         await until(r.clean, timeout=1.0)
-        assert r.edge.ended(run) is State.CANCELLED
+        await until(lambda: r.edge.ended(run) is State.CANCELLED)
 
 
 async def test_a_choice_is_cancelled_alone_and_the_others_finish() -> None:

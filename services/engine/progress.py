@@ -1,0 +1,83 @@
+"""What the outcomes of a step make of its sequences: tokens, choices that begin or finish, runs that end or wait for a handoff.
+
+Called between steps. Must not know how steps are planned or computed. Invariant: every chunk's sequence moves on by what was
+computed of it, or its run ends; `compute_s` is shared out by tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Outcomes
+
+from schemas.lifecycle import State
+from schemas.reply import FinishReason
+from services.engine.blocks import SequenceBlocks
+from services.engine.live import LiveRuns
+from services.engine.protocol import EngineInfo, RunTotals, StepReport, TokenOutput
+from services.engine.runner import Failed, Outcome, Sampled
+from services.engine.scheduler import Chunk, Step
+from services.engine.sequence import Sequence
+
+
+class Progress:
+    def __init__(self, info: EngineInfo, runs: LiveRuns, blocks: SequenceBlocks) -> None:
+        self._info = info
+        self._runs = runs
+        self._blocks = blocks
+
+    def apply(self, step: Step, outcomes: Outcomes[Outcome] | None, seconds: float) -> StepReport:
+        """`outcomes` None: what was computed is void."""
+        tokens: list[TokenOutput] = []
+        prefilled: dict[int, RunTotals] = {}
+        total = sum(chunk.count for chunk in step.chunks)
+        for position, chunk in enumerate(step.chunks):
+            sequence = chunk.sequence
+            if not self._runs.computes(sequence):
+                continue  # another choice failed in this step, and with it the run
+            sequence.totals.compute_s += seconds * chunk.count / total
+            if sequence.cancelled:
+                self._runs.leave(sequence, sequence.ending)
+            elif outcomes is not None:
+                tokens += self._move_on(chunk, outcomes[position], prefilled)
+        return StepReport(tuple(tokens), prefilled, seconds=seconds)
+
+    def _move_on(self, chunk: Chunk, outcome: Outcome, prefilled: dict[int, RunTotals]) -> list[TokenOutput]:
+        sequence = chunk.sequence
+        if isinstance(outcome, Failed):
+            self._runs.end(sequence.run, State.FAILED, outcome.reason, outcome.code)
+            return []
+        sequence.computed += chunk.count
+        self._blocks.seal(sequence)
+        if outcome is None and not sequence.branching:
+            return []  # more of its prompt is to come
+        return self._draw(sequence, outcome or (), prefilled)
+
+    def _draw(self, sequence: Sequence, drawn: tuple[Sampled, ...], prefilled: dict[int, RunTotals]) -> list[TokenOutput]:
+        """Gives each choice that drew its token, and sees what becomes of the run."""
+        going = sequence.branches() if sequence.branching else [sequence]
+        tokens = dict(zip(sequence.drawing, drawn, strict=True))
+        outputs = [self._append(each, tokens[each.choice]) for each in going if each.choice in tokens]
+        ended = {output.choice for output in outputs if output.finish is not None}
+        going = [each for each in going if each.choice not in ended]
+        if not going:
+            self._runs.leave(sequence, State.FINISHED)
+        elif not sequence.then_decode:
+            self._runs.hand_over(sequence.run)  # the worker holds its blocks until they are handed off
+            prefilled[sequence.run] = sequence.totals
+        elif sequence.branching:
+            self._blocks.branch(sequence, going)
+            self._runs.put(going)
+        return outputs
+
+    def _append(self, sequence: Sequence, drawn: Sampled) -> TokenOutput:
+        sequence.ids.append(drawn.token)
+        finish = sequence.finish_after_last(self._info.eos_ids, self._info.context_length)
+        return TokenOutput(
+            run=sequence.run,
+            choice=sequence.choice,
+            index=sequence.generated - 1,
+            token=drawn.token,
+            logprob=drawn.logprob,
+            finish=FinishReason.STOP if drawn.complete else finish,
+            cached_tokens=sequence.totals.cached_tokens,
+            compute_s=sequence.totals.compute_s,
+        )

@@ -35,9 +35,7 @@ class NatsServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.port = _free_port()
         self._file = folder / "nats.conf"
-        self._file.write_text(
-            f'listen: "127.0.0.1:{self.port}"\njetstream {{ store_dir: "{folder / "js"}" }}\n{config}\n'
-        )
+        self._file.write_text(f'listen: "127.0.0.1:{self.port}"\njetstream {{ store_dir: "{folder / "js"}" }}\n{config}\n')
 
     @property
     def url(self) -> str:

@@ -35,7 +35,7 @@ class Checkout:
         shutil.copy(ROOT / "Makefile", self.folder)
         for name in ("pyproject.toml", "constraints.txt"):
             (self.folder / name).touch()
-        for name in ("make", "sh", "sed", "rm", "mkdir", "touch", "cp", "echo", "flock"):
+        for name in ("make", "sh", "sed", "rm", "mkdir", "touch", "cp", "echo", "flock", "true"):
             (self.bin / name).symlink_to(str(shutil.which(name)))
 
     def python(self, name: str, source: str) -> None:

@@ -172,6 +172,13 @@ class MessageTooLarge(BusError):
     retryable = False
 
 
+class IllegalSubject(BusError):
+    """Not a subject NATS could route; nothing was sent."""
+
+    code = "illegal_subject"
+    retryable = False
+
+
 class UnreadableMessage(HeadraceError):
     """A message that is not what its subject carries. It is refused whole and counted."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from schemas.checks import require_process
 from schemas.codec import Message
 from schemas.job import Job
 from schemas.reply import FinishReason, Logprob
@@ -64,6 +65,9 @@ class Handoff(Message, frozen=True, omit_defaults=True, kw_only=True):
     cached_tokens: int = 0
     compute_s: float = 0.0
     opaque: bytes = b""
+
+    def __post_init__(self) -> None:
+        require_process(self.prefill, "prefill")
 
 
 class OfferRequest(Message, frozen=True, omit_defaults=True, kw_only=True):

@@ -10,9 +10,9 @@ import re
 from random import Random
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-_NAME = re.compile(r"^[a-z][a-z0-9_]{0,31}$")
-_PROCESS = re.compile(r"^([a-z][a-z0-9_]{0,31})-([0-9a-z]{13})$")
-_JOB = re.compile(r"^[0-9a-f]{32}$")
+_NAME = re.compile(r"^[a-z][a-z0-9_]{0,31}\Z")
+_PROCESS = re.compile(r"^([a-z][a-z0-9_]{0,31})-([0-9a-z]{13})\Z")
+_JOB = re.compile(r"^[0-9a-f]{32}\Z")
 
 
 def process_id(name: str, wall: float, random: Random) -> str:

@@ -9,13 +9,18 @@ from enum import StrEnum
 
 import msgspec
 
+from schemas.checks import is_subject, require, require_finite, require_process
 from schemas.codec import Message
-from schemas.identity import is_job, is_process
+from schemas.identity import is_job
 
 LANES = 16
 SUSPECT = 2
 """Proven deaths of its owners after which a job computes alone."""
 U64 = 2**64
+U32 = 2**32
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+"""OpenAI's limits, at which no engine has to wonder."""
 
 
 class Tier(StrEnum):
@@ -31,6 +36,9 @@ class Deadlines(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     total: float
     queue: float | None = None
     first_token: float | None = None
+
+    def __post_init__(self) -> None:
+        require_finite(stamp=self.stamp, total=self.total, queue=self.queue, first_token=self.first_token)
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,17 +73,17 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < U64:
-            raise ValueError("seed is outside 0..2**64-1")
-        if self.max_tokens < 1:
-            raise ValueError("max_tokens is below 1")
-        if not (0.0 <= self.temperature <= 2.0 and 0.0 < self.top_p <= 1.0):  # NaN fails both
-            raise ValueError("temperature or top_p is out of range")
+        require(0 <= self.seed < U64, "seed is outside 0..2**64-1")
+        require(1 <= self.max_tokens < U32 and 0 <= self.min_tokens < U32, "max_tokens or min_tokens is out of range")
+        require(0.0 <= self.temperature <= 2.0 and 0.0 < self.top_p <= 1.0, "temperature or top_p is out of range")  # NaN fails
+        require(0 <= self.top_k < U32 and 0.0 <= self.min_p <= 1.0, "top_k or min_p is out of range")
         additive = (self.presence_penalty, self.frequency_penalty)
-        if not (all(abs(penalty) <= 2.0 for penalty in additive) and 0.01 <= self.repetition_penalty <= 10.0):
-            raise ValueError("a penalty is out of range")
-        if not all(abs(bias) <= 100.0 for bias in self.logit_bias.values()):
-            raise ValueError("a logit_bias is outside -100..100")
+        require(all(abs(penalty) <= 2.0 for penalty in additive), "a penalty is out of range")
+        require(0.01 <= self.repetition_penalty <= 10.0, "repetition_penalty is out of range")
+        require(all(abs(bias) <= 100.0 for bias in self.logit_bias.values()), "a logit_bias is outside -100..100")
+        require(all(0 <= token < U32 for token in self.stop_token_ids), "a stop token is no token id")
+        counts = (count for count in (self.logprobs, self.prompt_logprobs) if count is not None)
+        require(all(0 <= count <= MAX_LOGPROBS for count in counts), f"logprobs are outside 0..{MAX_LOGPROBS}")
 
     @property
     def penalises(self) -> bool:
@@ -116,20 +124,15 @@ class Job(Message, frozen=True, omit_defaults=True, kw_only=True):
     trace: dict[str, str] = {}
 
     def __post_init__(self) -> None:
-        if not is_job(self.job):
-            raise ValueError("job is not 128 bits of hex")
-        if not is_process(self.edge):
-            raise ValueError("edge is not a process id")
-        if not self.prompt or len(self.prompt) % 4:
-            raise ValueError("prompt is empty or not whole u32 ids")
-        if len(self.salt) > 64:  # BLAKE2b takes no longer key
-            raise ValueError("salt is longer than 64 bytes")
-        if self.attempt < 1 or not 0 <= self.lane < LANES:
-            raise ValueError("attempt or lane is out of range")
-        if self.n < 1 or [choice.index for choice in self.choices] != list(range(self.n)):
-            raise ValueError("choices are not 0..n-1")
-        if not self.open_choices:
-            raise ValueError("every choice is done")
+        require(is_job(self.job), "job is not 128 bits of hex")
+        require_process(self.edge, "edge")
+        require(is_subject(self.reply_to), "reply_to is not a subject")
+        require(bool(self.prompt) and len(self.prompt) % 4 == 0, "prompt is empty or not whole u32 ids")
+        require(len(self.salt) <= 64, "salt is longer than 64 bytes")  # BLAKE2b takes no longer key
+        require(self.attempt >= 1 and self.deaths >= 0 and 0 <= self.lane < LANES, "attempt, deaths or lane is out of range")
+        require(1 <= self.n <= MAX_CHOICES, f"n is outside 1..{MAX_CHOICES}")
+        require([choice.index for choice in self.choices] == list(range(self.n)), "choices are not 0..n-1")
+        require(bool(self.open_choices), "every choice is done")
 
     @property
     def prompt_tokens(self) -> int:

@@ -6,9 +6,12 @@ from enum import StrEnum
 
 import msgspec
 
+from schemas.checks import require, require_process
 from schemas.codec import Message
 from schemas.job import Job
 from schemas.state import Credits
+
+MAX_LEASE_ITEMS = 4096
 
 
 class Accepted(Message, frozen=True, omit_defaults=True, kw_only=True, tag="accepted"):
@@ -53,6 +56,10 @@ class Placement(Message, frozen=True, omit_defaults=True, kw_only=True):
     decode: str = ""
     fetch: CachedBlocks | None = None
 
+    def __post_init__(self) -> None:
+        if self.decode:
+            require_process(self.decode, "decode")
+
 
 class Accept(Message, frozen=True, omit_defaults=True, kw_only=True, tag="accept"):
     """A worker took the work."""
@@ -86,12 +93,18 @@ class LeaseItem(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     verb: LeaseVerb
     blocks: int = 0
 
+    def __post_init__(self) -> None:
+        require(self.blocks >= 0, "blocks is below 0")
+
 
 class Lease(Message, frozen=True, omit_defaults=True, kw_only=True):
     """To `hr.decode.<id>.lease`; the items are answered one by one, in order."""
 
     process: str
     items: tuple[LeaseItem, ...]
+
+    def __post_init__(self) -> None:
+        require(len(self.items) <= MAX_LEASE_ITEMS, f"more than {MAX_LEASE_ITEMS} leases in one message")
 
 
 class LeaseResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

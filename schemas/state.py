@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from schemas.checks import require, require_finite, require_process
 from schemas.codec import OLDEST_SCHEMA, SCHEMA, Message
 
 
@@ -79,6 +80,12 @@ class WorkerState(Message, frozen=True, omit_defaults=True, kw_only=True):
     rates: Rates = Rates()
     draining: bool = False
 
+    def __post_init__(self) -> None:
+        require_process(self.process, "process")
+        require(min(self.context_length, self.block_tokens) >= 1, "context_length or block_tokens is below 1")
+        require(min(self.queued, self.running, self.kv_used, self.kv_total) >= 0, "a count is below 0")
+        require_finite(sent=self.sent)
+
 
 class EdgeBeat(Message, frozen=True, omit_defaults=True, kw_only=True):
     """An edge's sign of life, every 500 ms. `sent` is its wall clock (Unix seconds)."""
@@ -87,6 +94,10 @@ class EdgeBeat(Message, frozen=True, omit_defaults=True, kw_only=True):
     sent: float
     schemas: SchemaRange = SchemaRange()
     left: bool = False
+
+    def __post_init__(self) -> None:
+        require_process(self.process, "process")
+        require_finite(sent=self.sent)
 
 
 class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -97,6 +108,9 @@ class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     context_length: int
     weights: tuple[str, ...] = ()
     schemas: SchemaRange = SchemaRange()
+
+    def __post_init__(self) -> None:
+        require(self.context_length >= 1, "context_length is below 1")
 
 
 class QueueReport(Message, frozen=True, omit_defaults=True, kw_only=True):

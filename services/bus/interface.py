@@ -90,7 +90,7 @@ class Bus(Protocol):
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
         """Send and forget, at most once. Costs microseconds and never waits.
 
-        Raises `Disconnected` (nothing was sent, nothing will be) or `MessageTooLarge`.
+        Raises `Disconnected` (nothing was sent, nothing will be), `MessageTooLarge` or `IllegalSubject`.
         """
         ...
 

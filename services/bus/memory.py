@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from schemas.errors import Disconnected, MessageTooLarge, NoResponders, RequestTimeout
+from schemas.errors import Disconnected, IllegalSubject, MessageTooLarge, NoResponders, RequestTimeout
 from services.bus.interface import NO_HEADERS, Handler, Msg
 from services.bus.matching import is_pattern, matches
 from services.clock import Clock, SystemClock
@@ -164,6 +164,8 @@ class MemoryBus:
 
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
         self._check_connected()
+        if not subject or any(blank in subject + reply for blank in " \t\r\n"):
+            raise IllegalSubject(f"not a subject: {subject!r} or {reply!r}")
         size = len(data) + sum(len(key) + len(value) + 4 for key, value in (headers or {}).items())
         if size > self.max_payload:
             raise MessageTooLarge(f"{size} bytes with headers; the server takes {self.max_payload}")

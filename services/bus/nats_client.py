@@ -25,7 +25,7 @@ from nats.aio import client as nats_client
 from nats.aio.subscription import Subscription as NatsSubscription
 from nats.errors import Error as NatsError
 
-from schemas.errors import Disconnected, MessageTooLarge
+from schemas.errors import Disconnected, IllegalSubject, MessageTooLarge
 from services.bus.interface import NO_HEADERS, Handler, Msg
 from services.telemetry.logs import fields
 
@@ -62,12 +62,12 @@ class Client(nats_client.Client):
     # outbound
 
     def publish_now(self, subject: str, data: bytes, reply: str, headers: Mapping[str, str] | None) -> None:
-        """Send at the end of this turn of the event loop. Raises `Disconnected`, `MessageTooLarge`, ValueError."""
+        """Send at the end of this turn of the event loop. Raises `Disconnected`, `MessageTooLarge`, `IllegalSubject`."""
         self._check_connected()
         if self._pending_data_size > MAX_UNSENT:
             raise Disconnected("NATS does not read what is sent to it")
         if not subject or _illegal(subject) or _illegal(reply):
-            raise ValueError(f"not a subject: {subject!r} or {reply!r}")
+            raise IllegalSubject(f"not a subject: {subject!r} or {reply!r}")
         if headers:
             head = encode_headers(headers)
             size = len(head) + len(data)
@@ -135,7 +135,7 @@ class Client(nats_client.Client):
         if not self._pending or self._status != nats_client.Client.CONNECTED:
             return
         socket = self._socket()
-        if socket is not None and socket.get_write_buffer_size() < SOCKET_FULL:
+        if socket is not None and not socket.is_closing() and socket.get_write_buffer_size() < SOCKET_FULL:
             socket.writelines(self._pending)
             self._pending = []
             self._pending_data_size = 0

@@ -12,7 +12,7 @@ from services.engine.protocol import EngineInfo, RunSpec
 def admit(info: EngineInfo, spec: RunSpec, first: Sequence[FirstToken] = ()) -> None:
     """Raises `UnsupportedParameter` for several choices where the engine computes one, or a grammar of a kind it cannot keep to,
     `ContextLengthExceeded` when no token more of a choice fits the context, `InvalidRequest` for an id outside the vocabulary, a
-    biased one too.
+    biased or a stopping one too.
     """
     if len(spec.choices) != 1 and not info.capabilities.n:
         raise UnsupportedParameter(f"{info.name} computes one choice a run", param="n")
@@ -24,6 +24,7 @@ def admit(info: EngineInfo, spec: RunSpec, first: Sequence[FirstToken] = ()) -> 
     if longest >= info.context_length:
         raise ContextLengthExceeded(f"{longest} tokens leave no room in a context of {info.context_length}")
     generated = (token for choice in spec.choices for token in choice.generated)
-    named = (*spec.prompt, *generated, *(token.token for token in first), *spec.sampling.logit_bias)
+    steered = (*spec.sampling.logit_bias, *spec.sampling.stop_token_ids)
+    named = (*spec.prompt, *generated, *(token.token for token in first), *steered)
     if not 0 <= min(named) <= max(named) < info.vocab_size:
         raise InvalidRequest(f"a token id is outside 0..{info.vocab_size - 1}")

@@ -138,8 +138,8 @@ class Prefill:
     def _handoff_stopped(self, run: Run) -> None:
         """The edge, or our own end, stopped the handoff; decode hears of it too, whether it took the run or not."""
         self._let_go(run)
-        self._worker.cancel_at(run.partner, run)
         self._worker.end(run, *run.ending)
+        self._worker.cancel_at(run.partner, run)
 
     def _let_go(self, run: Run) -> None:
         holder, pool = HandoffHolder(run.id), self._engine.pool

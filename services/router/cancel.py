@@ -14,10 +14,11 @@ from schemas.subjects import Subjects
 from services.bus.interface import Bus, Msg
 from services.bus.typed import answer
 from services.bus.work_queue import WorkQueue
+from services.clock import Clock
 from services.router.cancelled import CancelledJobs
 from services.router.tasks import Tasks
 from services.router.waiting import Waiting
-from services.telemetry.logs import fields
+from services.telemetry.logs import AtMost, fields
 
 _log = logging.getLogger(__name__)
 
@@ -25,13 +26,16 @@ _log = logging.getLogger(__name__)
 class Cancels:
     """Hears `hr.cancel`, as every router does."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, queue: WorkQueue, cancelled: CancelledJobs, waiting: Waiting) -> None:
+    def __init__(
+        self, bus: Bus, subjects: Subjects, queue: WorkQueue, cancelled: CancelledJobs, waiting: Waiting, clock: Clock
+    ) -> None:
         self._bus = bus
         self._subjects = subjects
         self._queue = queue
         self._cancelled = cancelled
         self._waiting = waiting
         self._purging: set[str] = set()
+        self._may_log = AtMost(clock.monotonic)
         self._tasks = Tasks()
 
     def on_cancel(self, cancel: CancelJob, msg: Msg) -> None:
@@ -52,7 +56,9 @@ class Cancels:
             purged = await self._queue.purge(subject)
             self._waiting.left(subject)
         except BusUnavailable as error:  # remembered all the same; its TTL takes it out of the queue
-            _log.warning("a cancelled job may still be in the queue", extra=fields(job=cancel.job, error=error))
+            held_back = self._may_log()
+            if held_back is not None:
+                _log.warning("cancelled jobs may still be in the queue", extra=fields(error=error, held_back=held_back))
         finally:
             self._purging.discard(cancel.job)
         self._answer(cancel, msg, purged=purged)

@@ -59,7 +59,7 @@ class Router:
         pulled = Pulled(dispatcher, cancelled, self.edges, self.waiting, self.drained, refusals, within)
         self.queue_path = QueuePath(queue, subjects, self.view, self.waiting, pulled, clock, random, settings.router.queue_poll_s)
         self.submits = Submits(bus, self.view, self.waiting, dispatcher, random, within, self.queue_path.wake)
-        self.cancels = Cancels(bus, subjects, queue, cancelled, self.waiting)
+        self.cancels = Cancels(bus, subjects, queue, cancelled, self.waiting, clock)
         self.reporter = Reporter(bus, subjects, self.view, self.waiting, self.drained, clock, settings.model)
         self._tasks = Tasks()
         self._group: list[Subscription] = []

@@ -35,7 +35,7 @@ async def send_digests(bus: Bus, subjects: Subjects, runs: RunTable) -> None:
             try:
                 bus.publish(reply_to, encode(digest), reply=control)
             except BusError:
-                break
+                continue
 
 
 def _entry(run: Run) -> DigestEntry:

@@ -15,16 +15,29 @@ from services.bus.silence import SILENT_S, patience
 from services.clock import Clock
 
 _FORGET_S = 120.0
+_WINDOW_S = 20.0
+"""Two of these windows are looked at."""
 
 
 @dataclass(slots=True)
 class _Edge:
+    """`low` is the smallest offset since `since`, `before` that of the window before it."""
+
     heard: float
-    offset: float | None = None
+    since: float = 0.0
+    low: float | None = None
+    before: float | None = None
+
+    @property
+    def offset(self) -> float:
+        """0 until the edge was heard."""
+        seen = [offset for offset in (self.low, self.before) if offset is not None]
+        return min(seen, default=0.0)
 
 
 class EdgeWatch:
-    """`offset` is our wall clock minus the edge's, the smallest seen (its excess is time on the way)."""
+    """`offset` is our wall clock minus the edge's, the smallest seen lately: what is more is time on the way. A clock that is set
+    counts within 40 s."""
 
     def __init__(self, bus: Bus, clock: Clock) -> None:
         self._bus = bus
@@ -33,18 +46,18 @@ class EdgeWatch:
         self._dead: dict[str, float] = {}
 
     def beat(self, beat: EdgeBeat) -> None:
-        now = self._clock.monotonic()
-        offset = self._clock.wall() - beat.sent
-        known = self._edges.get(beat.process)
-        if known is not None and known.offset is not None:
-            offset = min(offset, known.offset)
-        self._edges[beat.process] = _Edge(now, offset)
+        now, offset = self._clock.monotonic(), self._clock.wall() - beat.sent
+        edge = self._edges.setdefault(beat.process, _Edge(now, now))
+        if now - edge.since > _WINDOW_S:
+            edge.since, edge.before, edge.low = now, edge.low, None
+        edge.heard = now
+        edge.low = offset if edge.low is None else min(offset, edge.low)
         if beat.left:
             self.died(beat.process)
 
     def expect(self, edge: str) -> None:
         """A job of this edge begins here: its silence counts from now."""
-        self._edges.setdefault(edge, _Edge(self._clock.monotonic()))
+        self._edges.setdefault(edge, _Edge(self._clock.monotonic(), self._clock.monotonic()))
 
     def died(self, edge: str) -> None:
         """Proven dead, or left: nothing is computed for it any more."""
@@ -65,7 +78,7 @@ class EdgeWatch:
     def remaining(self, edge: str, deadlines: Deadlines, limit: float) -> float:
         """Seconds until `limit` after the stamp, by our clock."""
         known = self._edges.get(edge)
-        offset = (known.offset if known is not None else None) or 0.0
+        offset = known.offset if known is not None else 0.0
         return deadlines.stamp + offset + limit - self._clock.wall()
 
     def sweep(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 from nats.aio import client as nats_client
 from nats.protocol.parser import Parser
 
-from schemas.errors import MessageTooLarge
+from schemas.errors import IllegalSubject, MessageTooLarge
 from services.bus.nats_bus import NatsBus, connect
 from services.bus.nats_client import Client, encode_headers
 from tests.nats_fixture import NatsServer
@@ -79,7 +79,7 @@ def test_headers_that_would_break_the_framing_are_refused(headers: dict[str, str
 @pytest.mark.parametrize("subject", ["", "a b", "a\r\nPUB b 0\r\n", "a\x00"])
 async def test_subjects_that_would_break_the_framing_are_refused(nats_server: NatsServer, subject: str) -> None:
     bus = await _bus(nats_server)
-    with pytest.raises(ValueError):
+    with pytest.raises(IllegalSubject):
         bus.publish(subject, b"")
     with pytest.raises(ValueError):
         await bus.subscribe(subject, lambda msg: None)

@@ -17,9 +17,11 @@ ROUTER = a_process("router")
 
 
 def test_the_card_says_what_every_worker_can_do() -> None:
-    p = a_state("p", Role.PREFILL, capabilities=Capabilities(seed=True, n=True, grammar=("json_object", "regex")), weights="b")
+    p = a_state(
+        a_process("p"), Role.PREFILL, capabilities=Capabilities(seed=True, n=True, grammar=("json_object", "regex")), weights="b"
+    )
     d = a_state(
-        "d",
+        a_process("d"),
         Role.DECODE,
         capabilities=Capabilities(seed=True, grammar=("regex",), must_hand_off=True, cancel_during_handoff=False),
         context_length=2048,
@@ -58,7 +60,7 @@ async def test_the_card_comes_once_a_second_and_at_once_for_a_new_model() -> Non
     edge = MemoryBus(broker, a_process("edge"))
     await listen(edge, SUBJECTS.queue_any(), QueueReport, lambda report, _: heard.append(report), refusals=Refusals())
     reporter.say(MODEL)
-    view.observe(a_state("d1", Role.DECODE))
+    view.observe(a_state(a_process("d1"), Role.DECODE))
     for _ in range(2):
         reporter.say(MODEL)
     clock.advance(CARD_S)

@@ -142,7 +142,7 @@ def every() -> list[Message]:
         ),
         CancelJob(job=JOB, attempt=1, model="m", tier="paid", lane=3, remember_s=30.0),
         CancelAck(router="r1", job=JOB, purged=True),
-        Accepted(run=RUN, prefill="p", decode=WORKER, router="r1"),
+        Accepted(run=RUN, prefill=WORKER, decode=WORKER, router="r1"),
         Queue(router="r1", reason="others_wait"),
         Refused(code="no_capacity", reason="full", retry_after=2.0),
         Placement(run=RUN, job=job(), decode=WORKER, fetch=CachedBlocks(process=WORKER, blocks=3)),
@@ -153,7 +153,7 @@ def every() -> list[Message]:
         Handoff(
             run=RUN,
             job=job(),
-            prefill="p",
+            prefill=WORKER,
             first=(FirstToken(choice=0, index=2, token=9, logprob=LOGPROB),),
             kv_compat="k",
             blocks=(BlockRef(slot=1, generation=2, hash=b"h" * 16),),

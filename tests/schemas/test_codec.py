@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from schemas.codec import OLDEST_SCHEMA, SCHEMA, Message, decode, decode_json, encode, encode_json
 from schemas.errors import UnreadableMessage, UnsupportedSchema
+from schemas.handoff import Handoff
 from schemas.job import Job
-from schemas.placement import Accepted, Queue, Refused, SubmitAnswer
+from schemas.placement import Accepted, Lease, Placement, Queue, Refused, SubmitAnswer
 from schemas.reply import Digest, Frames, Reply
-from schemas.state import Death
+from schemas.state import Death, EdgeBeat, WorkerState
 from tests.schemas.samples import every, job
 
 ALL = every()
@@ -126,6 +127,19 @@ def test_tagged_unions_tell_their_members_apart() -> None:
         {"sampling": {"seed": 1, "max_tokens": 0}},
         {"sampling": {"seed": 1, "max_tokens": 1, "temperature": float("nan")}},
         {"sampling": {"seed": 1, "max_tokens": 1, "top_p": 0.0}},
+        {"sampling": {"seed": 1, "max_tokens": 2**40}},
+        {"sampling": {"seed": 1, "max_tokens": 1, "logprobs": 10**9}},
+        {"sampling": {"seed": 1, "max_tokens": 1, "min_p": float("inf")}},
+        {"sampling": {"seed": 1, "max_tokens": 1, "top_k": -1}},
+        {"sampling": {"seed": 1, "max_tokens": 1, "stop_token_ids": [2**62]}},
+        {"deadlines": {"stamp": float("nan"), "total": 1.0}},
+        {"deadlines": {"stamp": 1.0, "total": float("inf")}},
+        {"reply_to": ""},
+        {"reply_to": "a b"},
+        {"reply_to": "hr.reply.*"},
+        {"reply_to": "x\r\nPING"},
+        {"edge": "e1-mx235xkkixxjc\n"},
+        {"n": 1000, "choices": [{"index": i} for i in range(1000)]},
         {"tier": "platinum"},
         {"attempt": "2"},
     ],
@@ -134,6 +148,30 @@ def test_tagged_unions_tell_their_members_apart() -> None:
 def test_a_job_that_cannot_be_is_refused(changed: dict[str, object]) -> None:
     with pytest.raises(UnreadableMessage):
         decode(wire(job(), **changed), Job)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        (WorkerState, {"process": "a b"}),
+        (WorkerState, {"process": ""}),
+        (WorkerState, {"block_tokens": 0}),
+        (WorkerState, {"context_length": -1}),
+        (WorkerState, {"kv_total": -1}),
+        (WorkerState, {"sent": float("nan")}),
+        (EdgeBeat, {"sent": float("inf")}),
+        (EdgeBeat, {"process": "e1"}),
+        (Placement, {"decode": "a b"}),
+        (Handoff, {"prefill": "x.y"}),
+        (Lease, {"items": [{"run": 1, "verb": "reserve", "blocks": -5}]}),
+        (Lease, {"items": [{"run": 1, "verb": "renew"}] * 5000}),
+    ],
+    ids=str,
+)
+def test_what_a_peer_of_ours_would_not_say_is_refused(kind: type[Message], changed: dict[str, object]) -> None:
+    sample = next(message for message in ALL if type(message) is kind)
+    with pytest.raises(UnreadableMessage):
+        decode(wire(sample, **changed), kind)
 
 
 def _default(kind: type[Message], name: str) -> object:

@@ -101,11 +101,12 @@ class EdgeBeat(Message, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a router knows of a model from its live workers."""
+    """What a router knows of a model from its live workers. `kv_tokens`: what the largest of their KV pools holds; 0 = not said."""
 
     model: str
     capabilities: Capabilities
     context_length: int
+    kv_tokens: int = 0
     weights: tuple[str, ...] = ()
     schemas: SchemaRange = SchemaRange()
 

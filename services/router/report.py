@@ -72,6 +72,7 @@ def card(model: str, states: Sequence[WorkerState]) -> ModelCard:
         model=model,
         capabilities=_common([state.capabilities for state in states]),
         context_length=max(state.context_length for state in states),
+        kv_tokens=max(state.kv_total * state.block_tokens for state in states if state.role is not Role.PREFILL),
         weights=tuple(sorted({state.weights for state in states})),
         schemas=SchemaRange(
             oldest=max(state.schemas.oldest for state in states), newest=min(state.schemas.newest for state in states)

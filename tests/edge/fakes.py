@@ -146,6 +146,7 @@ class FakeJobs:
     capabilities: Capabilities = field(default_factory=lambda: Capabilities(seed=True))
     connected: bool = True
     served: bool = True
+    kv_tokens: int = 0
     handles: list[FakeHandle] = field(default_factory=list)
 
     def start(self, draft: Draft) -> FakeHandle:
@@ -156,7 +157,7 @@ class FakeJobs:
     def card(self, model: str) -> ModelCard | None:
         if not self.served or model != MODEL:
             return None
-        return ModelCard(model=MODEL, capabilities=self.capabilities, context_length=CONTEXT)
+        return ModelCard(model=MODEL, capabilities=self.capabilities, context_length=CONTEXT, kv_tokens=self.kv_tokens)
 
     def retry_after(self, model: str) -> float:
         return 3.0

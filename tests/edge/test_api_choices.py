@@ -95,3 +95,10 @@ async def test_how_many_choices_there_may_be() -> None:
     assert (await few.post(n=2, max_tokens=50)).status_code == 200
     few.jobs.default = Script(deltas=[[says(0, "a", STOP)]])
     assert (await few.post(max_tokens=CONTEXT)).status_code == 200, "one choice is bounded by its context"
+
+
+async def test_choices_that_no_kv_pool_can_hold_are_refused_before_they_begin() -> None:
+    made = api([says(choice, "a", STOP) for choice in range(2)])
+    made.jobs.kv_tokens = 300
+    check(await made.post(n=2, max_tokens=100), 400, param="n")
+    assert (await made.post(n=2, max_tokens=20)).status_code == 200

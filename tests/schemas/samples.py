@@ -132,7 +132,7 @@ def every() -> list[Message]:
         rates=Rates(prefill_tokens_s=300.0, decode_step_s=0.03),
         draining=True,
     )
-    card = ModelCard(model="m", capabilities=Capabilities(n=True), context_length=8192, weights=("w",))
+    card = ModelCard(model="m", capabilities=Capabilities(n=True), context_length=8192, kv_tokens=65536, weights=("w",))
     return [
         job(),
         Frames(process=WORKER, frames=(frame,), events=(event,)),

@@ -105,7 +105,7 @@ class ChatCompletions:
             limits=self._limits,
             lane=served.tenant.lane,
             salt=served.tenant.salt,
-            n=choices(asked, limit, served.settings),
+            n=choices(asked, limit, served.settings, card.kv_tokens - len(ids) if card.kv_tokens else None),
         )
         texts = [served.text.stream(stops) for _ in range(draft.n)]
         logprobs = [TokenLogprobs(served.text.spell) for _ in texts] if asked.logprobs else ()

@@ -15,6 +15,10 @@ from services.settings import EdgeSettings
 from services.text.assets import GenerationDefaults
 
 
+_PER_CHOICE = 64
+"""Tokens of room that a choice may need beside its own: the blocks it fills in part."""
+
+
 def refuse_unsupported(request: ChatRequest, capabilities: Capabilities) -> None:
     """Raises `UnsupportedParameter` for the first field that would have to be ignored."""
     format_ = request.response_format or {"type": "text"}
@@ -45,12 +49,18 @@ def refuse_unsupported(request: ChatRequest, capabilities: Capabilities) -> None
             raise UnsupportedParameter(f"This model does not support '{name}'.", param=name)
 
 
-def choices(request: ChatRequest, limit: int, settings: EdgeSettings) -> int:
-    """How many choices a request gets, each of up to `limit` tokens. Raises `InvalidRequest` when that is too much at once."""
+def choices(request: ChatRequest, limit: int, settings: EdgeSettings, room: int | None) -> int:
+    """How many choices a request gets, each of up to `limit` tokens, in a KV pool with `room` tokens beside the prompt
+    (None: not known).
+
+    Raises `InvalidRequest` when that is too much at once: a run that outgrows every pool could only fail late.
+    """
     n = request.n or 1
     if n > settings.max_choices:
         raise InvalidRequest(f"'n' is {n}; at most {settings.max_choices} choices are allowed.", param="n")
     most = settings.max_generated_tokens
+    if room is not None:
+        most = min(most, max(0, room - n * _PER_CHOICE))
     if n > 1 and n * limit > most:
         text = f"{n} choices of up to {limit} tokens are more than the {most} that one request may generate; lower 'max_tokens'."
         raise InvalidRequest(text, param="n")

@@ -101,7 +101,7 @@ class EdgeBeat(Message, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a router knows of a model from its live workers. `kv_tokens`: what the largest of their KV pools holds; 0 = not said."""
+    """What a router knows of a model from its live workers. `kv_tokens`: what the largest KV pool holds; 0 = not said."""
 
     model: str
     capabilities: Capabilities

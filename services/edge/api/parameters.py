@@ -14,7 +14,6 @@ from services.edge.api.request import ChatRequest
 from services.settings import EdgeSettings
 from services.text.assets import GenerationDefaults
 
-
 _PER_CHOICE = 64
 """Tokens of room that a choice may need beside its own: the blocks it fills in part."""
 

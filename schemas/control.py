@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from schemas.checks import require
 from schemas.codec import Message
 
 
@@ -43,6 +44,9 @@ class CancelJob(Message, frozen=True, omit_defaults=True, kw_only=True):
     tier: str
     lane: int
     remember_s: float
+
+    def __post_init__(self) -> None:
+        require(0.0 <= self.remember_s <= 86_400.0, "remember_s is outside 0..86400")  # NaN fails
 
 
 class CancelAck(Message, frozen=True, omit_defaults=True, kw_only=True):

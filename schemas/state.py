@@ -126,6 +126,9 @@ class QueueReport(Message, frozen=True, omit_defaults=True, kw_only=True):
     drain_rate: float = 0.0
     card: ModelCard | None = None
 
+    def __post_init__(self) -> None:
+        require(0.0 <= self.drain_rate < 1e9, "drain_rate is out of range")  # NaN fails
+
 
 class Cause(StrEnum):
     KILLED = "killed"

@@ -14,6 +14,8 @@ from schemas.control import Position
 from schemas.errors import BusError
 from schemas.reply import Event, Frame, Frames
 from services.bus.interface import Bus
+from services.clock import Clock
+from services.telemetry.logs import AtMost
 from services.worker.replay import ReplayRing
 
 _log = logging.getLogger(__name__)
@@ -26,11 +28,12 @@ class _Batch:
 
 
 class Outbox:
-    def __init__(self, bus: Bus, control: str, ring: ReplayRing) -> None:
+    def __init__(self, bus: Bus, control: str, ring: ReplayRing, clock: Clock) -> None:
         self._bus = bus
         self._control = control
         self._ring = ring
         self._pending: dict[str, _Batch] = {}
+        self._may_log = AtMost(clock.monotonic)
 
     def frame(self, reply_to: str, frame: Frame) -> None:
         """Put, not sent before `flush`."""
@@ -59,4 +62,5 @@ class Outbox:
         try:
             self._bus.publish(reply_to, encode(message), reply=self._control)
         except BusError as error:
-            _log.warning("records for %s stay in the replay ring: %s", reply_to, error)
+            if self._may_log() is not None:  # one line a second, not one a step
+                _log.warning("records for %s stay in the replay ring: %s", reply_to, error)

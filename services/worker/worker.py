@@ -48,7 +48,7 @@ class Worker:
         self.metrics = metrics
         self.runs = RunTable(clock)
         self.ring = ReplayRing(clock)
-        self.outbox = Outbox(bus, subjects.control(bus.process), self.ring)
+        self.outbox = Outbox(bus, subjects.control(bus.process), self.ring, clock)
         self.edges = EdgeWatch(bus, clock)
         self.beats = Beats(bus, subjects, engine, role, clock, self._decoding)
         self.on_prefilled: RunHook | None = None

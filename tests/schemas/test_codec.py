@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.codec import OLDEST_SCHEMA, SCHEMA, Message, decode, decode_json, encode, encode_json
+from schemas.control import CancelJob
 from schemas.errors import UnreadableMessage, UnsupportedSchema
 from schemas.handoff import Handoff
 from schemas.job import Job
 from schemas.placement import Accepted, Lease, Placement, Queue, Refused, SubmitAnswer
 from schemas.reply import Digest, Frames, Reply
-from schemas.state import Death, EdgeBeat, WorkerState
+from schemas.state import Death, EdgeBeat, QueueReport, WorkerState
 from tests.schemas.samples import every, job
 
 ALL = every()
@@ -163,6 +164,9 @@ def test_a_job_that_cannot_be_is_refused(changed: dict[str, object]) -> None:
         (EdgeBeat, {"process": "e1"}),
         (Placement, {"decode": "a b"}),
         (Handoff, {"prefill": "x.y"}),
+        (CancelJob, {"remember_s": float("inf")}),
+        (CancelJob, {"remember_s": -1.0}),
+        (QueueReport, {"drain_rate": float("nan")}),
         (Lease, {"items": [{"run": 1, "verb": "reserve", "blocks": -5}]}),
         (Lease, {"items": [{"run": 1, "verb": "renew"}] * 5000}),
     ],

@@ -41,8 +41,9 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     """The exit code: 0 after a stop that was asked for. Raises `CommandError`."""
     signal.signal(signal.SIGTERM, _interrupt)  # until the supervisor listens, also during a download
     asked = counts(arguments.prefill, arguments.decode, arguments.both, arguments.router, arguments.edge)
+    settings = _with_port(settings, asked.edge)
     with only_one(settings.home_dir, f"process {os.getpid()}, {_url(settings.edge)}"):
-        settings = _with_port(settings, asked.edge)
+        _must_be_free(settings.edge, asked.edge)  # not before the lock: who holds the port may be Headrace itself
         files = prepare(settings, Terminal(), weights=settings.worker.engine != "scripted")
         server = nats.NatsPlan(
             settings.home_dir / "nats", arguments.nats_port or nats.free_port(), nats.free_port(), settings.nats.prefix
@@ -121,17 +122,21 @@ async def _supervise(
 
 
 def _with_port(settings: Settings, edges: int) -> Settings:
-    """`settings` with an HTTP port that is free now, as those of the other edges after it are. Raises `CommandError`."""
+    """`settings` with an HTTP port: the one asked for, else one that is free now, as those of the other edges after it are."""
     edge = settings.edge
-    if edge.port == 0:
+    if edge.port:
+        return settings
+    first = nats.free_port()
+    while not all(nats.port_is_free(edge.host, first + number) for number in range(edges)):
         first = nats.free_port()
-        while not all(nats.port_is_free(edge.host, first + number) for number in range(edges)):
-            first = nats.free_port()
-        return settings.model_copy(update={"edge": edge.model_copy(update={"port": first})})
+    return settings.model_copy(update={"edge": edge.model_copy(update={"port": first})})
+
+
+def _must_be_free(edge: EdgeSettings, edges: int) -> None:
+    """Raises `CommandError` that names the first port that is not."""
     for port in range(edge.port, edge.port + edges):
         if not nats.port_is_free(edge.host, port):
             raise CommandError(f"port {port} of {edge.host} is taken: stop what listens there, or choose another with PORT=…")
-    return settings
 
 
 def _curl(edge: EdgeSettings, model: str) -> str:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+breaks_framing = re.compile(r"[\x00-\x20\x7f]").search
+"""Finds a blank or control character, which no subject, queue group or header name may hold: it would end its field."""
+
 
 def is_pattern(subject: str) -> bool:
     return "*" in subject or ">" in subject

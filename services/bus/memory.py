@@ -15,7 +15,7 @@ from random import Random
 
 from schemas.errors import Disconnected, IllegalSubject, MessageTooLarge, NoResponders, RequestTimeout
 from services.bus.interface import NO_HEADERS, Handler, Msg
-from services.bus.matching import is_pattern, matches
+from services.bus.matching import breaks_framing, is_pattern, matches
 from services.clock import Clock, SystemClock
 from services.telemetry.logs import fields
 
@@ -164,7 +164,7 @@ class MemoryBus:
 
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
         self._check_connected()
-        if not subject or any(blank in subject + reply for blank in " \t\r\n"):
+        if not subject or breaks_framing(subject) or breaks_framing(reply):
             raise IllegalSubject(f"not a subject: {subject!r} or {reply!r}")
         size = len(data) + sum(len(key) + len(value) + 4 for key, value in (headers or {}).items())
         if size > self.max_payload:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
@@ -27,6 +26,7 @@ from nats.errors import Error as NatsError
 
 from schemas.errors import Disconnected, IllegalSubject, MessageTooLarge
 from services.bus.interface import NO_HEADERS, Handler, Msg
+from services.bus.matching import breaks_framing
 from services.telemetry.logs import fields
 
 MAX_CONTROL_LINE = 4_000
@@ -38,7 +38,6 @@ SOCKET_FULL = 256 * 1024
 RECONNECT_EVERY = 0.1
 
 _log = logging.getLogger("headrace.bus")
-_illegal = re.compile(r"[\x00-\x20\x7f]").search
 _HEADER_LINE = b"NATS/1.0\r\n"
 _PERMISSIONS = "permissions violation"
 
@@ -66,7 +65,7 @@ class Client(nats_client.Client):
         self._check_connected()
         if self._pending_data_size > MAX_UNSENT:
             raise Disconnected("NATS does not read what is sent to it")
-        if not subject or _illegal(subject) or _illegal(reply):
+        if not subject or breaks_framing(subject) or breaks_framing(reply):
             raise IllegalSubject(f"not a subject: {subject!r} or {reply!r}")
         if headers:
             head = encode_headers(headers)
@@ -82,7 +81,7 @@ class Client(nats_client.Client):
     def subscribe_now(self, subject: str, queue: str, handler: Handler) -> int:
         """Register `handler`, tell the server; nats-py repeats the subscription after a reconnect. Returns its id."""
         self._check_connected()
-        if not subject or _illegal(subject) or _illegal(queue):
+        if not subject or breaks_framing(subject) or breaks_framing(queue):
             raise ValueError(f"not a subject: {subject!r} or queue group: {queue!r}")
         self._sid += 1
         sid = self._sid
@@ -214,7 +213,7 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
     """The header block of HPUB. Raises ValueError for what would break the framing."""
     lines = [_HEADER_LINE]
     for key, value in headers.items():
-        if not key or ":" in key or _illegal(key) or "\r" in value or "\n" in value:
+        if not key or ":" in key or breaks_framing(key) or "\r" in value or "\n" in value:
             raise ValueError(f"not a header: {key!r}")
         lines.append(f"{key}: {value}\r\n".encode())
     lines.append(b"\r\n")

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from schemas.errors import Disconnected, MessageTooLarge, NoResponders, RequestTimeout
+from schemas.errors import Disconnected, IllegalSubject, MessageTooLarge, NoResponders, RequestTimeout
 from services.bus.interface import Bus, Handler, Msg
 from tests.bus.conftest import NewBus
 from tests.waiting import until
@@ -49,6 +49,13 @@ async def test_wildcards(new_bus: NewBus, pattern: str, heard: list[str]) -> Non
         bus.publish(subject, b"")
     await until(lambda: end)
     assert got == heard
+
+
+@pytest.mark.parametrize(("subject", "reply"), [("", ""), ("a b", ""), ("a\r\nPUB b 0", ""), ("a\x00", ""), ("a", "b c")])
+async def test_an_illegal_subject_is_refused(new_bus: NewBus, subject: str, reply: str) -> None:
+    bus = await new_bus("one")
+    with pytest.raises(IllegalSubject):
+        bus.publish(subject, b"", reply=reply)
 
 
 async def test_order_of_one_connection_is_kept(new_bus: NewBus) -> None:

@@ -32,13 +32,25 @@ class _Section(BaseModel):
 
 
 class NatsSettings(_Section):
-    """How to reach NATS. Each process connects as its role's user."""
+    """How to reach NATS. Each process connects as its role's user.
+
+    `url`: one server, or all of a cluster with commas between them. `replicas`: servers that keep each stream and bucket, no more
+    than the cluster has. `account`: the server account that our processes log in to, when it imports the system account's
+    DISCONNECT advisory (infra/nats/permissions.conf); "" = routers do without.
+    """
 
     url: str = "nats://127.0.0.1:4222"
     user: str = ""
     password: str = ""
     prefix: str = Field("hr", pattern=r"^[a-z][a-z0-9_]*$")
     connect_timeout_s: float = Field(10.0, gt=0)
+    replicas: int = Field(1, ge=1, le=5)
+    account: str = Field("", pattern=r"^[A-Za-z0-9_-]*$")
+
+    @property
+    def servers(self) -> list[str]:
+        """Each server's URL."""
+        return [server.strip() for server in self.url.split(",") if server.strip()]
 
 
 class EdgeSettings(_Section):

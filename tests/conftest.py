@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.models_fixture import default_model
-from tests.nats_fixture import NatsServer
+from tests.nats_fixture import NatsCluster, NatsServer
 
 __all__ = ["default_model"]
 
@@ -29,3 +29,14 @@ def own_nats_server(tmp_path: Path) -> Iterator[NatsServer]:
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture
+def nats_cluster(tmp_path: Path) -> Iterator[NatsCluster]:
+    """Three servers of this test's own."""
+    cluster = NatsCluster(tmp_path)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.kill()

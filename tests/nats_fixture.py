@@ -42,6 +42,10 @@ class NatsServer:
         return f"nats://127.0.0.1:{self.port}"
 
     @property
+    def running(self) -> bool:
+        return self._process is not None
+
+    @property
     def log(self) -> str:
         return (self._folder / "nats.log").read_text()
 
@@ -65,6 +69,11 @@ class NatsServer:
     def restart(self) -> None:
         self.stop()
         self.start()
+
+    def lose_data(self) -> None:
+        """Of a server that does not run: JetStream's files are gone."""
+        assert not self.running
+        shutil.rmtree(self._folder / "js", ignore_errors=True)
 
     def pause(self) -> None:
         assert self._process is not None
@@ -93,6 +102,51 @@ class NatsServer:
                 return connection.recv(4) == b"INFO"
         except OSError:
             return False
+
+
+class NatsCluster:
+    """Servers n1, n2, n3 that know one another; JetStream keeps quorum while two of them live. `config` is everybody's."""
+
+    def __init__(self, folder: Path, config: str = "", size: int = 3) -> None:
+        ports = _free_ports(size)
+        routes = ", ".join(f'"nats-route://127.0.0.1:{port}"' for port in ports)
+        self.nodes: dict[str, NatsServer] = {}
+        for number, port in enumerate(ports, 1):
+            name = f"n{number}"
+            (folder / name).mkdir()
+            own = f'server_name: {name}\ncluster {{ name: test, listen: "127.0.0.1:{port}", routes: [{routes}] }}\n'
+            self.nodes[name] = NatsServer(folder / name, own + config)
+
+    @property
+    def url(self) -> str:
+        """All servers, as `HEADRACE_NATS__URL` has them."""
+        return ",".join(node.url for node in self.nodes.values())
+
+    @property
+    def log(self) -> str:
+        return "".join(node.log for node in self.nodes.values())
+
+    def start(self) -> None:
+        """Start those that do not run."""
+        for node in self.nodes.values():
+            if not node.running:
+                node.start()
+
+    def kill(self) -> None:
+        for node in self.nodes.values():
+            node.kill()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Different ones: all are held until each is known."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
 
 
 def _free_port() -> int:

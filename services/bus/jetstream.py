@@ -37,11 +37,15 @@ class ApiError(Exception):
 
 
 class JetStream:
-    """What every stream, consumer and bucket needs of the server. `timeout`: seconds one call may take."""
+    """What every stream, consumer and bucket needs of the server. `timeout`: seconds one call may take.
 
-    def __init__(self, bus: Bus, *, timeout: float = 1.0) -> None:
+    `replicas`: servers of a cluster that keep each stream; a cluster with fewer refuses to make it.
+    """
+
+    def __init__(self, bus: Bus, *, timeout: float = 1.0, replicas: int = 1) -> None:
         self.bus = bus
         self.timeout = timeout
+        self.replicas = replicas
 
     async def api(self, verb: str, body: Json | None = None) -> Json:
         """`$JS.API.<verb>`. Raises `ApiError`, `BusUnavailable`."""
@@ -60,7 +64,7 @@ class JetStream:
 
     async def ensure_stream(self, config: Json) -> None:
         """Create the stream, or bring an older configuration of it up to date. Raises `ApiError`, `BusUnavailable`."""
-        name = config["name"]
+        name, config = config["name"], {**config, "num_replicas": self.replicas}
         try:
             await self.api(f"STREAM.CREATE.{name}", config)
         except ApiError as error:

@@ -83,7 +83,6 @@ class JetStreamWorkQueue:
             "max_msgs": max_jobs,
             "allow_msg_ttl": True,
             "duplicate_window": DUPLICATE_WINDOW_S * NS,
-            "num_replicas": 1,
         }
         self._ack_wait_s = ack_wait_s
         self._pulls = Pulls(js)

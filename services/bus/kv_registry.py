@@ -49,7 +49,6 @@ class KvRegistry:
             "allow_direct": True,
             "allow_msg_ttl": True,
             "subject_delete_marker_ttl": MARKER_TTL_S * NS,
-            "num_replicas": 1,
         }
         try:
             await self._js.ensure_stream(config)

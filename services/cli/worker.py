@@ -34,9 +34,10 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
     client = transfer_client(settings.worker.transfer, nixl)
     files = ModelStore(settings.home_dir).open(settings.model, weights=settings.worker.engine != "scripted")
     engine = build_engine(files, settings, clock)
-    login = Credentials(settings.nats.user, settings.nats.password)
-    bus = await connect(settings.nats.url, process=process, role=role, credentials=login, metrics=metrics)
-    worker = Worker(bus, Subjects(settings.nats.prefix), engine, role, clock, metrics)
+    nats = settings.nats
+    login = Credentials(nats.user, nats.password) if nats.user else None
+    bus = await connect(nats.servers, process=process, role=role, credentials=login, metrics=metrics)
+    worker = Worker(bus, Subjects(nats.prefix), engine, role, clock, metrics)
     phases: list[Phase] = []
     servers: list[SocketTransferServer] = []
     if role is not Role.DECODE:
@@ -52,7 +53,7 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
         await server.start(settings.worker.transfer_host, 0, advertise=settings.worker.transfer_advertise)
         await open_carriers(server, settings.worker.transfer, nixl)
     refusals = Refusals(metrics, clock)
-    registry = KvRegistry(JetStream(bus), WORKERS_BUCKET)
+    registry = KvRegistry(JetStream(bus, replicas=nats.replicas), WORKERS_BUCKET)
     service = Service(bus, f"headrace-{role}", "0.1.0", f"Headrace {role} worker", {"model": settings.model})
     try:
         await run(worker, phases, refusals, registry, service, stop, settings.worker.drain_timeout_s)

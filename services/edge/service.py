@@ -49,11 +49,11 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
     whose, quarantine = tenant(secret), Quarantine(clock, secret)
     credentials = Credentials(nats.user, nats.password) if nats.user else None
     bus = await connect(
-        nats.url, process, "edge", credentials=credentials, timeout=nats.connect_timeout_s, clock=clock, metrics=metrics
+        nats.servers, process, "edge", credentials=credentials, timeout=nats.connect_timeout_s, clock=clock, metrics=metrics
     )
     try:
         subjects = Subjects(nats.prefix)
-        js = JetStream(bus)
+        js = JetStream(bus, replicas=nats.replicas)
         timing = Timing(submit_s=edge.submit_timeout_s)
         jobs = Supervisor(bus, JetStreamWorkQueue(js, subjects), subjects, clock, random, metrics, timing, quarantine)
         await jobs.open()

@@ -29,9 +29,9 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
     nats = settings.nats
     credentials = Credentials(nats.user, nats.password) if nats.user else None
     clock, random = SystemClock(), SystemRandom()
-    bus = await connect(nats.url, process, "router", credentials=credentials, timeout=nats.connect_timeout_s)
+    bus = await connect(nats.servers, process, "router", credentials=credentials, timeout=nats.connect_timeout_s)
     try:
-        queue = JetStreamWorkQueue(JetStream(bus), Subjects(nats.prefix))
+        queue = JetStreamWorkQueue(JetStream(bus, replicas=nats.replicas), Subjects(nats.prefix))
         router = Router(bus, queue, settings, clock, random, Refusals(clock=clock))
         admin = _admin(bus, router, settings)
         await router.listen()

@@ -20,6 +20,7 @@ import fcntl
 import os
 import stat
 import tempfile
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -150,6 +151,7 @@ class _Lock:
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._close = weakref.finalize(self, os.close, self._fd)  # what is dropped holds no core
 
     def lock(self) -> bool:
         return self._try(fcntl.LOCK_EX)
@@ -168,7 +170,8 @@ class _Lock:
         return True
 
     def close(self) -> None:
-        os.close(self._fd)
+        """Idempotent."""
+        self._close()
 
     def _try(self, kind: int) -> bool:
         try:

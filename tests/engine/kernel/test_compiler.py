@@ -51,11 +51,14 @@ def test_another_source_or_flag_is_another_library(tmp_path: Path, source: Path,
     assert other.is_file()
 
 
-def test_workers_that_start_together_all_get_a_whole_library(tmp_path: Path, source: Path) -> None:
+def test_of_workers_that_start_together_one_builds_and_all_get_a_whole_library(
+    tmp_path: Path, source: Path, counted: Path
+) -> None:
     with ThreadPoolExecutor(4) as workers:
         built = [workers.submit(build, tmp_path / "cache", find_compiler(), source=source) for _ in range(4)]
         assert len({future.result() for future in built}) == 1
     assert [file.suffix for file in (tmp_path / "cache").iterdir()] == [".so"]
+    assert counted.read_text() == "built\n"
 
 
 def test_a_failed_build_says_what_the_compiler_said_and_leaves_nothing(tmp_path: Path, source: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -154,3 +156,20 @@ def test_gate_and_up_of_different_types_are_refused(library: Library, half_gqa: 
     mixed = tensors | {name: replace(tensors[name], dtype=DType.F32)}
     with pytest.raises(ModelError, match="different types"):
         KernelModel(library, load_config(half_gqa.files.config), mixed, np.zeros(0, np.uint8), max_rows=1, max_threads=1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts the threads of this process as Linux shows them")
+@pytest.mark.parametrize("closed", [True, False])
+def test_the_threads_of_a_model_end_with_it_closed_or_dropped(library: Library, half_gqa: tiny.Tiny, closed: bool) -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/task"))
+    shared = machine(library, half_gqa, max_threads=3)
+    assert len(os.listdir("/proc/self/task")) == before + 2
+    if closed:
+        shared.model.close()
+        shared.model.close()
+        with pytest.raises(ValueError, match="closed"):
+            shared.whole([1])
+    del shared
+    gc.collect()
+    assert len(os.listdir("/proc/self/task")) == before

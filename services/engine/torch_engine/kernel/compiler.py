@@ -1,18 +1,21 @@
 """C sources → a shared library in a cache folder, compiled for this machine when it is first needed.
 
 Knows nothing of what the library does. Invariant: a library's file name tells its sources, compiler, flags and CPU, and a file
-under that name is whole; several processes may build at once.
+under that name is whole. Of several processes that need it one builds, and the others wait for it.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,13 +55,34 @@ def build(folder: Path, compiler: Compiler, *, target: Sequence[str] = NATIVE, s
         return library
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as workplace:
+        with _alone_in(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as workplace:
+            if library.is_file():
+                return library  # somebody else's, while we waited
             made = Path(workplace) / library.name
             _run([compiler.path, *flags, str(source / "kernel.c"), "-o", str(made), *LINK])
             made.replace(library)
     except OSError as error:
         raise KernelUnavailable(f"cannot write {folder}: {error.strerror}") from None
     return library
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """One process at a time; each for as long as a compiler may take, and the system frees the lock of one that died.
+
+    A file system without locks lets all of them in: then each builds for itself.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.EBADF):
+            os.close(fd)
+            raise
+    try:
+        yield
+    finally:
+        os.close(fd)
 
 
 def _digest(source: Path, compiler: Compiler, flags: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ Must not know sequences, sampling or who holds a block. Invariant: everything th
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 
 import numpy as np
@@ -83,16 +84,17 @@ class KernelModel:
             blocks=kv.nbytes // block_bytes,
             eps=config.eps,
         )
-        self._handle: int | None = library.open(
-            self._model, max_rows=max_rows, max_tokens=config.context, max_threads=max_threads
-        )
+        self._handle = library.open(self._model, max_rows=max_rows, max_tokens=config.context, max_threads=max_threads)
+        # Its threads end also when nobody closes it: with the model, which a step in progress keeps.
+        self._close = weakref.finalize(self, library.close, self._handle)
+        self._close.atexit = False
 
     def compute(self, batch: Batch, stop: StopFlag, threads: int) -> Floats | None:
         """Logits [sampled rows, vocab], the batch's KV written; None when `stop` was set before all layers were done.
 
         Raises ValueError for an id, position, block or row out of range.
         """
-        if self._handle is None:
+        if not self._close.alive:
             raise ValueError("the model is closed")
         width = -(-self._config.vocab // STRIP) * STRIP
         logits = np.empty((len(batch.sampled), width), np.float32)
@@ -116,10 +118,8 @@ class KernelModel:
         return None if result is Result.STOPPED else logits[:, : self._config.vocab]
 
     def close(self) -> None:
-        """Ends its threads; no step may be running."""
-        if self._handle is not None:
-            self._library.close(self._handle)
-            self._handle = None
+        """Ends its threads; no step may be running. Idempotent."""
+        self._close()
 
 
 class _Source:

@@ -15,8 +15,8 @@ from services.bus.micro import Service
 from services.bus.nats_bus import Credentials, NatsBus, connect
 from services.clock import SystemClock
 from services.edge.api.app import create_app
-from services.edge.api.chat import Served
 from services.edge.api.gate import Traffic
+from services.edge.api.served import Served
 from services.edge.http_server import HttpServer, free_port
 from services.edge.jobs.supervisor import Supervisor
 from services.edge.jobs.timing import Timing

@@ -6,7 +6,7 @@ Owns a small pool of threads for long prompts: tokenising them on the event loop
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,19 @@ class TextModel:
         if sum(map(_characters, messages)) <= INLINE_CHARACTERS:
             return self._encoder.encode(messages)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._encoder.encode, messages)
+
+    async def encode_text(self, text: str) -> list[int]:
+        """The ids of a raw prompt: special tokens spelled in it are such, and the model's own opening comes first.
+
+        Raises `InvalidRequest`.
+        """
+        if len(text) <= INLINE_CHARACTERS:
+            return self._tokenizer.encode_prompt(text)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._tokenizer.encode_prompt, text)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`, special tokens spelled."""
+        return self._tokenizer.spell_all(ids)
 
     def stream(self, stops: Sequence[str]) -> TextStream:
         """A fresh text stream for one choice."""

@@ -47,6 +47,10 @@ class Tokenizer:
         """The ids of `text`; special tokens spelled in it become control tokens. Raises `InvalidRequest`."""
         return _encode(self._whole, text)
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """As `encode`, with what the tokenizer itself puts around a text (`<s>` for Llama). Raises `InvalidRequest`."""
+        return _encode(self._whole, text, whole_text=True)
+
     def encode_plain(self, text: str) -> list[int]:
         """The ids of `text` taken literally: a special token spelled in it is encoded as ordinary characters."""
         return _encode(self._plain, text)
@@ -69,6 +73,13 @@ class Tokenizer:
         if not data:
             return self._names.get(token, ""), None
         return data.decode("utf-8", "backslashreplace"), data
+
+    def spell_all(self, ids: Iterable[int]) -> str:
+        """The text of `ids` with special tokens spelled: the way back from `encode`."""
+        special, detokenizer, text = self._names, self.detokenizer(), ""
+        for token in ids:
+            text += special.get(token) or detokenizer.push((token,))
+        return text
 
     @cached_property
     def _names(self) -> dict[int, str]:
@@ -98,8 +109,8 @@ def _build(source: str) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+def _encode(tokenizer: tokenizers.Tokenizer, text: str, *, whole_text: bool = False) -> list[int]:
     try:
-        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(tokenizer.encode(text, add_special_tokens=whole_text).ids)
     except TypeError:  # the library's word for a str with lone surrogates
         raise InvalidRequest("The text is not valid Unicode.") from None

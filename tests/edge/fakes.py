@@ -17,8 +17,8 @@ from schemas.reply import FinishReason, Logprob
 from schemas.state import Capabilities, ModelCard
 from services.clock import SystemClock
 from services.edge.api.app import create_app
-from services.edge.api.chat import Served
 from services.edge.api.gate import Traffic
+from services.edge.api.served import Served
 from services.edge.jobs.draft import Delta, Draft
 from services.edge.jobs.handle import JobCancelled
 from services.edge.tenant import tenant
@@ -185,6 +185,11 @@ class Api:
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
         async with httpx.AsyncClient(transport=transport, base_url="http://edge", timeout=20) as client:
             yield client
+
+    async def call(self, path: str, **fields: object) -> httpx.Response:
+        """Any endpoint; the model is ours unless `fields` say otherwise."""
+        async with self.client() as client:
+            return await client.post(path, json={"model": MODEL, **fields})
 
     async def post(self, body: object = None, **fields: object) -> httpx.Response:
         """A chat request: `body` as it is (bytes), or the smallest valid one with `fields`."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from schemas.errors import InternalError
 from schemas.reply import FinishReason
 from services.edge.api.logprobs import Entry, TokenLogprobs
 from services.edge.api.ports import Handle, Text
+from services.edge.api.usage import Usage
 from services.edge.jobs.draft import Delta
 
 
@@ -24,6 +26,22 @@ class Piece:
     text: str
     finish: FinishReason | None = None
     logprobs: list[Entry] | None = None
+
+
+class AnyAnswer(Protocol):
+    """What an exchange reads: the answer to one prompt, or to several."""
+
+    @property
+    def usage(self) -> Usage: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    async def admitted(self) -> None: ...
+
+    async def next(self, timeout: float) -> list[Piece] | None: ...
+
+    def cancel(self) -> None: ...
 
 
 class Answer:
@@ -46,16 +64,16 @@ class Answer:
         self._logprobs = logprobs
         self._open = set(range(len(texts)))
         self._one_at_a_time = token_by_token
-        self.prompt_tokens = prompt_tokens
-        self.completion_tokens = 0
+        self._prompt_tokens = prompt_tokens
+        self._completion_tokens = 0
 
     @property
     def id(self) -> str:
         return self._handle.id
 
     @property
-    def cached_tokens(self) -> int:
-        return self._handle.cached_tokens
+    def usage(self) -> Usage:
+        return Usage(self._prompt_tokens, self._completion_tokens, self._handle.cached_tokens)
 
     @property
     def done(self) -> bool:
@@ -95,13 +113,13 @@ class Answer:
     def _push(self, stream: Text, delta: Delta) -> tuple[str, bool]:
         """The text that became sure, and whether a stop string was found."""
         if not self._one_at_a_time:
-            self.completion_tokens += len(delta.tokens)
+            self._completion_tokens += len(delta.tokens)
             return stream.push(delta.tokens).text, False
         if self._logprobs and len(delta.logprobs) != len(delta.tokens):
             raise InternalError("a worker sent tokens without their log-probabilities")
         text = ""
         for position, token in enumerate(delta.tokens):
-            self.completion_tokens += 1
+            self._completion_tokens += 1
             pushed = stream.push((token,))
             text += pushed.text
             if self._logprobs:

@@ -13,9 +13,12 @@ from starlette.responses import Response
 
 from schemas.errors import BusUnavailable, HeadraceError, ModelNotFound, Unavailable
 from services.edge.api.body import ClientGone
-from services.edge.api.chat import ChatCompletions, Served
+from services.edge.api.chat import ChatCompletions
+from services.edge.api.completions import Completions
 from services.edge.api.errors import error_response, from_status
 from services.edge.api.gate import Gate, Traffic
+from services.edge.api.served import Served
+from services.edge.api.tokens import Tokens
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _CLIENT_GONE = 499
@@ -28,12 +31,27 @@ def create_app(served: Served, traffic: Traffic, new_id: Callable[[], str]) -> F
     app.add_exception_handler(HeadraceError, _refused)
     app.add_exception_handler(HTTPException, _framework_refused)
     app.add_exception_handler(ClientGone, _nobody_there)
-    chat = ChatCompletions(served)
+    chat, completions, tokens = ChatCompletions(served), Completions(served), Tokens(served)
 
-    @app.post("/v1/chat/completions", openapi_extra=_chat_body(served.text.name))
+    @app.post("/v1/chat/completions", openapi_extra=_body(_chat_example(served.text.name), ["model", "messages"]))
     async def chat_completions(request: Request) -> Response:
         """As OpenAI's; with `stream` the answer comes as server-sent events."""
         return await chat(request)
+
+    @app.post("/v1/completions", openapi_extra=_body(_completion_example(served.text.name), ["model", "prompt"]))
+    async def text_completions(request: Request) -> Response:
+        """As OpenAI's older endpoint: raw text, or token ids, in."""
+        return await completions(request)
+
+    @app.post("/tokenize", openapi_extra=_body({"model": served.text.name, "prompt": "Hello"}, []))
+    async def tokenize(request: Request) -> Response:
+        """The token ids of a text or of chat messages."""
+        return await tokens.tokenize(request)
+
+    @app.post("/detokenize", openapi_extra=_body({"model": served.text.name, "tokens": [1, 2, 3]}, ["tokens"]))
+    async def detokenize(request: Request) -> Response:
+        """The text of token ids."""
+        return await tokens.detokenize(request)
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -43,7 +61,8 @@ def create_app(served: Served, traffic: Traffic, new_id: Callable[[], str]) -> F
 
     @app.get("/v1/models/{model:path}")
     async def model(model: str) -> Response:
-        if model != served.text.name or served.jobs.card(model) is None:
+        served.must_know(model)
+        if served.jobs.card(model) is None:
             raise ModelNotFound(f"The model {model[:100]!r} does not exist.", param="model")
         return JSONResponse(_model(served, model))
 
@@ -68,10 +87,17 @@ def create_app(served: Served, traffic: Traffic, new_id: Callable[[], str]) -> F
     return app
 
 
-def _chat_body(model: str) -> dict[str, Any]:
-    """For the interactive documentation: the body is read by `body` and `request`, not by the framework."""
-    example = {"model": model, "messages": [{"role": "user", "content": "What is Kubernetes?"}], "max_tokens": 100}
-    schema = {"type": "object", "required": ["model", "messages"], "example": example}
+def _chat_example(model: str) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "What is Kubernetes?"}], "max_tokens": 100}
+
+
+def _completion_example(model: str) -> dict[str, Any]:
+    return {"model": model, "prompt": "Once upon a time", "max_tokens": 100}
+
+
+def _body(example: dict[str, Any], required: list[str]) -> dict[str, Any]:
+    """For the interactive documentation: bodies are read by `body` and `request`, not by the framework."""
+    schema = {"type": "object", "required": required, "example": example}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 

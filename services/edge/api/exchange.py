@@ -1,4 +1,4 @@
-"""One chat completion over HTTP: from an answer to its bytes, streamed or whole, and what is measured of it.
+"""One answer over HTTP: from an answer to its bytes, streamed or whole, and what is measured of it.
 
 Owns the answer until its client has it or is gone. Invariants: a refusal before the first byte is a plain HTTP status, a failure
 after it is an event in the stream; `data: [DONE]` comes exactly once; nothing is written after the end.
@@ -9,18 +9,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from schemas.errors import HeadraceError
-from schemas.reply import FinishReason
-from services.edge.api.answer import Answer
-from services.edge.api.chunks import DONE, KEEP_ALIVE, Chunks, logprobs_field
+from services.edge.api.answer import AnyAnswer
 from services.edge.api.errors import error_response, internal_error
-from services.edge.api.logprobs import Entry
+from services.edge.api.form import DONE, KEEP_ALIVE, Form, Said
 from services.edge.api.measure import Measure
-from services.edge.api.usage import usage_fields
 from services.edge.api.watch import Gone, Writer, watched
 from services.edge.jobs.handle import JobCancelled
 
@@ -41,13 +37,12 @@ class Pace:
 
 
 class _Exchange(Response):
-    """An ASGI response that computes while it is sent. `created` is Unix seconds."""
+    """An ASGI response that computes while it is sent."""
 
-    def __init__(self, answer: Answer, model: str, created: int, request_id: str, pace: Pace, measure: Measure) -> None:
+    def __init__(self, answer: AnyAnswer, form: Form, request_id: str, pace: Pace, measure: Measure) -> None:
         super().__init__()
         self._answer = answer
-        self._model = model
-        self._created = created
+        self._form = form
         self._request_id = request_id
         self._pace = pace
         self._measure = measure
@@ -58,12 +53,9 @@ class _Exchange(Response):
             gone = await watched(receive, send, self._work, write_deadline=self._pace.write_deadline_s)
             outcome = "done" if gone is None else "client_stalled" if gone is Gone.STALLED else outcome
         finally:
-            self._measure.end(outcome, self._answer.prompt_tokens, self._answer.completion_tokens)
+            usage = self._answer.usage
+            self._measure.end(outcome, usage.prompt_tokens, usage.completion_tokens)
             self._answer.cancel()
-
-    @property
-    def _id(self) -> str:
-        return f"chatcmpl-{self._answer.id}"
 
     async def _work(self, writer: Writer) -> None:
         try:
@@ -83,33 +75,18 @@ class _Exchange(Response):
     async def _fail(self, writer: Writer, error: HeadraceError) -> None:
         self._measure.failed(error)
         if writer.started:
-            await writer.body(Chunks.error(error) + DONE, more=False)
+            await writer.body(self._form.error(error) + DONE, more=False)
             return
         response = error_response(error)
         await writer.start(response.status_code, response.raw_headers)
         await writer.body(bytes(response.body), more=False)
 
 
-class StreamedChat(_Exchange):
+class Streamed(_Exchange):
     """Events as the tokens come."""
 
-    def __init__(
-        self,
-        answer: Answer,
-        model: str,
-        created: int,
-        request_id: str,
-        pace: Pace,
-        measure: Measure,
-        *,
-        include_usage: bool,
-    ) -> None:
-        super().__init__(answer, model, created, request_id, pace, measure)
-        self._include_usage = include_usage
-
     async def _send(self, writer: Writer) -> None:
-        answer = self._answer
-        chunks = Chunks(self._id, self._created, self._model, usage=self._include_usage)
+        answer, form = self._answer, self._form
         begun: set[int] = set()
         await writer.start(200, _STREAM_HEADERS)
         while not answer.done:
@@ -121,56 +98,38 @@ class StreamedChat(_Exchange):
             for piece in pieces:
                 if piece.choice not in begun:
                     begun.add(piece.choice)
-                    data += chunks.role(piece.choice)
+                    data += form.begin(piece.choice)
                 if piece.text:
                     self._measure.text()
                 if piece.text or piece.logprobs:
-                    data += chunks.text(piece.choice, piece.text, piece.logprobs)
+                    data += form.text(piece.choice, piece.text, piece.logprobs)
                 if piece.finish is not None:
                     self._measure.finished(piece.finish)
-                    data += chunks.finish(piece.choice, piece.finish)
+                    data += form.finish(piece.choice, piece.finish)
             if answer.done:
-                data += chunks.usage(answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens) + DONE
+                data += form.usage(answer.usage) + DONE
             if data:
                 await writer.body(data, more=not answer.done)
 
 
-class WholeChat(_Exchange):
+class Whole(_Exchange):
     """One JSON object at the end."""
 
     async def _send(self, writer: Writer) -> None:
         answer = self._answer
-        texts: dict[int, str] = {}
-        logprobs: dict[int, list[Entry] | None] = {}
-        finishes: dict[int, FinishReason] = {}
+        said: dict[int, Said] = {}
         while not answer.done:
             for piece in await answer.next(self._pace.keep_alive_s) or ():
-                texts[piece.choice] = texts.get(piece.choice, "") + piece.text
+                choice = said.setdefault(piece.choice, Said())
+                choice.text += piece.text
                 if piece.logprobs is not None:
-                    logprobs[piece.choice] = (logprobs.get(piece.choice) or []) + piece.logprobs
+                    choice.logprobs = (choice.logprobs or []) + piece.logprobs
                 if piece.text:
                     self._measure.text()
                 if piece.finish is not None:
                     self._measure.finished(piece.finish)
-                    finishes[piece.choice] = piece.finish
-        data = msgspec.json.encode(
-            {
-                "id": self._id,
-                "object": "chat.completion",
-                "created": self._created,
-                "model": self._model,
-                "choices": [
-                    {
-                        "index": choice,
-                        "message": {"role": "assistant", "content": texts[choice], "refusal": None},
-                        "logprobs": logprobs_field(logprobs.get(choice)),
-                        "finish_reason": finishes[choice],
-                    }
-                    for choice in sorted(texts)
-                ],
-                "usage": usage_fields(answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens),
-            }
-        )
+                    choice.finish = piece.finish
+        data = self._form.whole(said, answer.usage)
         headers = ((b"content-type", b"application/json"), (b"content-length", str(len(data)).encode()))
         await writer.start(200, headers)
         await writer.body(data, more=False)

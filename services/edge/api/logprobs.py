@@ -14,24 +14,23 @@ from typing import Any
 
 from schemas.reply import Logprob
 
-Entry = dict[str, Any]
 Spell = Callable[[int], tuple[str, bytes | None]]
 """A token's text, and its bytes unless it is a special token."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    """An entry and the characters of the answer that its token is, from `start` up to `end`."""
+class Entry:
+    """One token's object, and the characters of the answer that it is, from `start` up to `end`."""
 
     start: int
     end: int
-    entry: Entry
+    fields: dict[str, Any]
 
 
 class TokenLogprobs:
     def __init__(self, spell: Spell) -> None:
         self._spell = spell
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[Entry] = deque()
         self._decoded = 0
         self._visible = 0
 
@@ -43,7 +42,7 @@ class TokenLogprobs:
         start = self._decoded
         self._visible += len(text)
         self._decoded = self._visible + held
-        self._waiting.append(_Waiting(start, self._decoded + unfinished, self._entry(logprob)))
+        self._waiting.append(Entry(start, self._decoded + unfinished, self._fields(logprob)))
 
     def take(self) -> list[Entry]:
         """The entries of what is wholly visible."""
@@ -55,18 +54,18 @@ class TokenLogprobs:
 
     def finish(self, *, ended: bool) -> list[Entry]:
         """Nothing is held back any more. `ended`: the last token said so; if it is a special one it is no part of the text."""
-        if ended and self._waiting and self._waiting[-1].entry["bytes"] is None:
+        if ended and self._waiting and self._waiting[-1].fields["bytes"] is None:
             self._waiting.pop()
         return list(self._release(lambda _: True))
 
-    def _release(self, due: Callable[[_Waiting], bool]) -> Iterable[Entry]:
+    def _release(self, due: Callable[[Entry], bool]) -> Iterable[Entry]:
         while self._waiting and due(self._waiting[0]):
-            yield self._waiting.popleft().entry
+            yield self._waiting.popleft()
 
-    def _entry(self, logprob: Logprob) -> Entry:
+    def _fields(self, logprob: Logprob) -> dict[str, Any]:
         top = [self._one(token, value) for token, value in logprob.top]
         return self._one(logprob.token, logprob.logprob) | {"top_logprobs": top}
 
-    def _one(self, token: int, value: float) -> Entry:
+    def _one(self, token: int, value: float) -> dict[str, Any]:
         text, data = self._spell(token)
         return {"token": text, "logprob": value, "bytes": None if data is None else list(data)}

@@ -10,7 +10,7 @@ from typing import Any
 from schemas.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
 from schemas.job import U64, Grammar, Sampling
 from schemas.state import Capabilities
-from services.edge.api.request import ChatRequest
+from services.edge.api.request import ChatRequest, CompletionRequest, GenerationRequest
 from services.settings import EdgeSettings
 from services.text.assets import GenerationDefaults
 
@@ -18,22 +18,31 @@ _PER_CHOICE = 64
 """Tokens of room that a choice may need beside its own: the blocks it fills in part."""
 
 
-def refuse_unsupported(request: ChatRequest, capabilities: Capabilities) -> None:
+def refuse_unsupported(request: GenerationRequest, capabilities: Capabilities) -> None:
     """Raises `UnsupportedParameter` for the first field that would have to be ignored."""
+    if isinstance(request, ChatRequest):
+        _refuse(_of_chat(request, capabilities))
+    if isinstance(request, CompletionRequest):
+        _refuse(_of_completion(request))
+    _refuse(_of_both(request, capabilities))
+
+
+_Asked = dict[str, tuple[bool, bool]]
+"""By field: whether the request wants it, whether it can be had."""
+
+
+def _refuse(asked: _Asked) -> None:
+    for name, (wanted, offered) in asked.items():
+        if wanted and not offered:
+            raise UnsupportedParameter(f"This model does not support '{name}'.", param=name)
+
+
+def _of_both(request: GenerationRequest, capabilities: Capabilities) -> _Asked:
     format_ = request.response_format or {"type": "text"}
-    asked: dict[str, tuple[bool, bool]] = {
+    return {
         "n": ((request.n or 1) > 1, capabilities.n),
-        "tools": (bool(request.tools), False),
-        "functions": (bool(request.functions), False),
-        "tool_choice": (request.tool_choice not in (None, "none", "auto"), False),
-        "function_call": (request.function_call not in (None, "none", "auto"), False),
         "response_format": (format_.get("type") != "text", format_.get("type") in capabilities.grammar),
-        "modalities": (request.modalities not in (None, ["text"]), False),
-        "audio": (request.audio is not None, False),
-        "prediction": (request.prediction is not None, False),
-        "web_search_options": (request.web_search_options is not None, False),
-        "logprobs": (bool(request.logprobs), capabilities.logprobs),
-        "top_logprobs": (bool(request.top_logprobs), capabilities.logprobs),
+        "logprobs": (request.alternatives is not None, capabilities.logprobs),
         "prompt_logprobs": (bool(request.prompt_logprobs), False),
         "seed": (request.seed is not None, capabilities.seed),
         "presence_penalty": (bool(request.presence_penalty), capabilities.penalties),
@@ -43,12 +52,30 @@ def refuse_unsupported(request: ChatRequest, capabilities: Capabilities) -> None
         "top_k": ((request.top_k or 0) > 0, capabilities.top_k),
         "logit_bias": (bool(request.logit_bias), capabilities.logit_bias),
     }
-    for name, (wanted, offered) in asked.items():
-        if wanted and not offered:
-            raise UnsupportedParameter(f"This model does not support '{name}'.", param=name)
 
 
-def choices(request: ChatRequest, limit: int, settings: EdgeSettings, room: int | None) -> int:
+def _of_chat(request: ChatRequest, capabilities: Capabilities) -> _Asked:
+    return {
+        "tools": (bool(request.tools), False),
+        "functions": (bool(request.functions), False),
+        "tool_choice": (request.tool_choice not in (None, "none", "auto"), False),
+        "function_call": (request.function_call not in (None, "none", "auto"), False),
+        "modalities": (request.modalities not in (None, ["text"]), False),
+        "audio": (request.audio is not None, False),
+        "prediction": (request.prediction is not None, False),
+        "web_search_options": (request.web_search_options is not None, False),
+        "top_logprobs": (bool(request.top_logprobs), capabilities.logprobs),
+    }
+
+
+def _of_completion(request: CompletionRequest) -> _Asked:
+    return {
+        "suffix": (bool(request.suffix), False),
+        "best_of": (request.best_of not in (None, request.n or 1), False),
+    }
+
+
+def choices(request: GenerationRequest, limit: int, settings: EdgeSettings, room: int | None) -> int:
     """How many choices a request gets, each of up to `limit` tokens, in a KV pool with `room` tokens beside the prompt
     (None: not known).
 
@@ -66,21 +93,20 @@ def choices(request: ChatRequest, limit: int, settings: EdgeSettings, room: int 
     return n
 
 
-def max_tokens(request: ChatRequest, prompt_tokens: int, context_length: int, default: int | None) -> int:
+def max_tokens(asked: int | None, prompt_tokens: int, context_length: int, *, param: str) -> int:
     """How many tokens may be generated: what was asked for, clamped to what remains of the context.
 
-    Raises `ContextLengthExceeded` when nothing remains.
+    Raises `ContextLengthExceeded`, which names `param`, when nothing remains.
     """
     remaining = context_length - prompt_tokens
     if remaining < 1:
-        text = f"This model's context is {context_length} tokens; your messages are {prompt_tokens} tokens."
-        raise ContextLengthExceeded(text, param="messages")
-    asked = request.max_completion_tokens or request.max_tokens or default
+        text = f"This model's context is {context_length} tokens; your {param} came to {prompt_tokens} tokens."
+        raise ContextLengthExceeded(text, param=param)
     return min(asked, remaining) if asked else remaining
 
 
 def sampling(
-    request: ChatRequest,
+    request: GenerationRequest,
     limit: int,
     seed: int,
     vocabulary: int,
@@ -92,8 +118,6 @@ def sampling(
 
     Raises `InvalidRequest`.
     """
-    if request.top_logprobs and not request.logprobs:
-        raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     if (request.min_tokens or 0) > limit:
         raise InvalidRequest(f"'min_tokens' is more than the {limit} tokens that may be generated.", param="min_tokens")
     return Sampling(
@@ -109,7 +133,7 @@ def sampling(
         frequency_penalty=request.frequency_penalty or 0.0,
         logit_bias=_bias(request.logit_bias or {}, vocabulary),
         ignore_eos=request.ignore_eos or False,
-        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        logprobs=request.alternatives,
         grammar=grammar,
     )
 

@@ -1,11 +1,11 @@
-"""The body of POST /v1/chat/completions, checked strictly: no coercion, finite numbers, ranges. Null is the same as absent.
+"""Bodies of the completion endpoints, checked strictly: no coercion, finite numbers, ranges. Null is the same as absent.
 
 Only shapes and ranges here; whether a model can honour a field is `parameters`' question. Fields that are not named are ignored.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,13 +20,13 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class ChatRequest(BaseModel):
+class GenerationRequest(BaseModel):
+    """What both endpoints have: how many tokens, how they are drawn, how the answer is sent."""
+
     model_config = ConfigDict(strict=True, extra="ignore")
 
     model: str
-    messages: Any = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
@@ -42,24 +42,63 @@ class ChatRequest(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: dict[str, Any] | None = None
+
+    @property
+    def alternatives(self) -> int | None:
+        """Log-probabilities of how many alternatives beside the token's own; None: of none."""
+        raise NotImplementedError
+
+    @property
+    def usage_streamed(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: Any = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
     functions: list[Any] | None = None
     function_call: Any = None
-    response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
     audio: Any = None
     prediction: Any = None
     web_search_options: Any = None
 
+    @property
+    def alternatives(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
-def read_request(body: dict[str, Any]) -> ChatRequest:
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    prompt: Any = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    suffix: str | None = None
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+
+R = TypeVar("R", bound=BaseModel)
+
+
+def read_request(kind: type[R], body: dict[str, Any]) -> R:
     """Raises `InvalidRequest` for the first field that is wrong."""
     try:
-        return ChatRequest.model_validate(body)
+        return kind.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         param = _param(first["loc"])

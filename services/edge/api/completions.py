@@ -1,0 +1,87 @@
+"""POST /v1/completions: raw text or token ids in, text out; several prompts in one request become several jobs.
+
+Everything that can be refused is refused here, before a job exists. Choice k of prompt i has the index i * n + k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from schemas.errors import InvalidRequest
+from services.edge.api.body import read_json
+from services.edge.api.completion_form import CompletionForm
+from services.edge.api.exchange import Pace, Streamed, Whole
+from services.edge.api.measure import Measure
+from services.edge.api.parameters import refuse_unsupported
+from services.edge.api.prompts import Prompt, read_prompts
+from services.edge.api.request import CompletionRequest, read_request, read_stops
+from services.edge.api.response_format import read_response_format
+from services.edge.api.served import Served
+from services.edge.api.several import Several
+from services.edge.api.start import draft, start
+from services.edge.jobs.draft import Draft
+
+_DEFAULT_MAX_TOKENS = 16
+"""OpenAI's, for this endpoint."""
+
+
+class Completions:
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._pace = Pace(served.settings.keep_alive_s, served.settings.write_deadline_s)
+
+    async def __call__(self, request: Request) -> Response:
+        """Raises `HeadraceError`, `ClientGone`."""
+        served, settings = self._served, self._served.settings
+        arrived = served.clock.monotonic()
+        body = await read_json(request.scope, request.receive, limit=settings.max_body_bytes, timeout=settings.body_deadline_s)
+        asked = read_request(CompletionRequest, body)
+        prompts = read_prompts(asked.prompt, settings.max_choices, served.text.vocabulary)
+        stops = read_stops(asked.stop, settings.max_stops)
+        grammar = read_response_format(asked.response_format)
+        card = served.card(asked.model)
+        refuse_unsupported(asked, card.capabilities)
+        _refuse_scored_echo(asked)
+        if grammar is not None:
+            await served.text.must_compile(grammar)
+        ids = [await self._ids(prompt) for prompt in prompts]
+        most = asked.max_tokens or _DEFAULT_MAX_TOKENS
+        jobs = [draft(served, asked, card, each, most=most, grammar=grammar, param="prompt") for each in ids]
+        self._must_be_few(jobs)
+        echoes = self._echoes(prompts, jobs) if asked.echo else {}
+        answer = Several([start(served, job, stops) for job in jobs], n=jobs[0].n)
+        form = CompletionForm(
+            f"cmpl-{answer.id}", int(served.clock.wall()), asked.model, usage=asked.usage_streamed, echoes=echoes
+        )
+        exchange = Streamed if asked.stream else Whole
+        measure = Measure(served.metrics, served.clock, asked.model, arrived)
+        return exchange(answer, form, request.state.request_id, self._pace, measure)
+
+    async def _ids(self, prompt: Prompt) -> Sequence[int]:
+        ids = await self._served.text.encode_text(prompt) if isinstance(prompt, str) else prompt
+        if not ids:
+            raise InvalidRequest("'prompt' is empty.", param="prompt")
+        return ids
+
+    def _must_be_few(self, jobs: Sequence[Draft]) -> None:
+        choices, most = sum(job.n for job in jobs), self._served.settings.max_choices
+        if choices > most:
+            text = f"{len(jobs)} prompts with {jobs[0].n} choices each are more than the {most} choices of one request."
+            raise InvalidRequest(text, param="prompt")
+
+    def _echoes(self, prompts: Sequence[Prompt], jobs: Sequence[Draft]) -> dict[int, str]:
+        """By choice: the prompt's text."""
+        echoes: dict[int, str] = {}
+        for position, (prompt, job) in enumerate(zip(prompts, jobs, strict=True)):
+            text = prompt if isinstance(prompt, str) else self._served.text.decode(prompt)
+            echoes |= {position * job.n + choice: text for choice in range(job.n)}
+        return echoes
+
+
+def _refuse_scored_echo(asked: CompletionRequest) -> None:
+    """Log-probabilities of an echoed prompt are promised by OpenAI's API; nothing is left out silently."""
+    if asked.echo and asked.logprobs is not None:
+        raise InvalidRequest("'echo' with 'logprobs' is not offered; 'prompt_logprobs' is.", param="echo")

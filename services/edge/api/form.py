@@ -1,0 +1,75 @@
+"""How an answer is written: as server-sent events while it comes, or as one JSON object at its end.
+
+All that does not change within a stream is encoded once; a token costs the encoding of its text only. Invariant: each event is
+one `data: ` line of valid UTF-8 JSON and an empty line. Source: the OpenAI API reference, "Streaming".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from schemas.errors import HeadraceError
+from schemas.reply import FinishReason
+from services.edge.api.errors import envelope
+from services.edge.api.logprobs import Entry
+from services.edge.api.usage import Usage
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+encode = msgspec.json.encode
+
+
+@dataclass(slots=True)
+class Said:
+    """All that one choice said. `logprobs` is None when they were not asked for."""
+
+    text: str = ""
+    finish: FinishReason | None = None
+    logprobs: list[Entry] | None = field(default=None)
+
+
+class Form:
+    """One endpoint's objects. `usage`: the client asked for it in the stream, so every other chunk says null."""
+
+    chunk_object: str
+    whole_object: str
+
+    def __init__(self, name: str, created: int, model: str, *, usage: bool) -> None:
+        self._about = {"id": name, "created": created, "model": model}
+        self._usage = usage
+        self._start = b"data: " + encode({"object": self.chunk_object, **self._about})[:-1] + b',"choices":['
+        self._end = b'],"usage":null}\n\n' if usage else b"]}\n\n"
+
+    def begin(self, choice: int) -> bytes:
+        """Before a choice's first text."""
+        raise NotImplementedError
+
+    def text(self, choice: int, text: str, logprobs: Sequence[Entry] | None = None) -> bytes:
+        """`logprobs`: of the tokens of this text; None when they were not asked for."""
+        raise NotImplementedError
+
+    def finish(self, choice: int, reason: FinishReason) -> bytes:
+        """The last event of a choice."""
+        raise NotImplementedError
+
+    def choice(self, index: int, said: Said) -> dict[str, Any]:
+        """One choice of the whole answer."""
+        raise NotImplementedError
+
+    def usage(self, usage: Usage) -> bytes:
+        """After all finishes; empty unless asked for."""
+        return self._start + b'],"usage":' + encode(usage.fields()) + b"}\n\n" if self._usage else b""
+
+    def whole(self, said: dict[int, Said], usage: Usage) -> bytes:
+        """The answer in one piece, choices in order."""
+        listed = [self.choice(index, said[index]) for index in sorted(said)]
+        return encode({"object": self.whole_object, **self._about, "choices": listed, "usage": usage.fields()})
+
+    @staticmethod
+    def error(error: HeadraceError) -> bytes:
+        """A failure after the first byte."""
+        return b"data: " + envelope(error) + b"\n\n"

@@ -1,0 +1,49 @@
+"""From what was asked and the prompt's ids to a job that runs: the last step before an answer, the same for every endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from schemas.job import U64, Grammar, pack_ids
+from schemas.state import ModelCard
+from services.edge.api.answer import Answer
+from services.edge.api.logprobs import TokenLogprobs
+from services.edge.api.parameters import choices, max_tokens, sampling
+from services.edge.api.request import GenerationRequest
+from services.edge.api.served import Served
+from services.edge.jobs.draft import Draft, Limits
+
+
+def draft(
+    served: Served,
+    asked: GenerationRequest,
+    card: ModelCard,
+    ids: Sequence[int],
+    *,
+    most: int | None,
+    grammar: Grammar | None = None,
+    param: str = "messages",
+) -> Draft:
+    """`most`: tokens to generate at most, None = to the context's end; `param`: the field that the prompt came from.
+
+    Raises `InvalidRequest`.
+    """
+    settings = served.settings
+    limit = max_tokens(most, len(ids), card.context_length, param=param)
+    return Draft(
+        model=asked.model,
+        prompt=pack_ids(ids),
+        sampling=sampling(asked, limit, served.random.randrange(U64), served.text.vocabulary, served.text.defaults, grammar),
+        limits=Limits(settings.queue_deadline_s, settings.first_token_deadline_s, settings.total_deadline_s),
+        lane=served.tenant.lane,
+        salt=served.tenant.salt,
+        n=choices(asked, limit, settings, card.kv_tokens - len(ids) if card.kv_tokens else None),
+    )
+
+
+def start(served: Served, job: Draft, stops: tuple[str, ...]) -> Answer:
+    """The job begins now; its answer has to be read, or cancelled."""
+    texts = [served.text.stream(stops) for _ in range(job.n)]
+    logprobs = [TokenLogprobs(served.text.spell) for _ in texts] if job.sampling.logprobs is not None else ()
+    by_token = bool(stops or logprobs)
+    return Answer(served.jobs.start(job), texts, prompt_tokens=job.prompt_tokens, token_by_token=by_token, logprobs=logprobs)

@@ -1,0 +1,73 @@
+"""POST /tokenize and /detokenize, as vLLM has them: what a text, or a chat, is in the model's tokens. Needs no worker."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from schemas.errors import InvalidRequest
+from services.edge.api.body import read_json
+from services.edge.api.messages import check_messages
+from services.edge.api.request import read_request
+from services.edge.api.served import Served
+
+
+class TokenizeRequest(BaseModel):
+    """Either `prompt` or `messages`; `model` may be left out."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Any = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+class Tokens:
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    async def tokenize(self, request: Request) -> Response:
+        """Raises `HeadraceError`, `ClientGone`."""
+        asked = read_request(TokenizeRequest, await self._body(request))
+        text = self._served.text
+        self._served.must_know(asked.model or text.name)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise InvalidRequest("Either 'prompt' or 'messages' is needed.", param="prompt")
+        if asked.prompt is not None:
+            ids = await text.encode_text(asked.prompt)
+        else:
+            ids = await text.encode(check_messages(asked.messages))
+        card = self._served.jobs.card(text.name)
+        return JSONResponse(
+            {
+                "count": len(ids),
+                "max_model_len": card.context_length if card is not None else None,
+                "tokens": ids,
+                "token_strs": [text.spell(token)[0] for token in ids] if asked.return_token_strs else None,
+            }
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        """Raises `HeadraceError`, `ClientGone`."""
+        asked = read_request(DetokenizeRequest, await self._body(request))
+        text = self._served.text
+        self._served.must_know(asked.model or text.name)
+        wrong = next((index for index, token in enumerate(asked.tokens) if token >= text.vocabulary), None)
+        if wrong is not None:
+            raise InvalidRequest(f"Token ids are integers from 0 to {text.vocabulary - 1}.", param=f"tokens[{wrong}]")
+        return JSONResponse({"prompt": text.decode(asked.tokens)})
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        settings = self._served.settings
+        return await read_json(request.scope, request.receive, limit=settings.max_body_bytes, timeout=settings.body_deadline_s)

@@ -9,7 +9,7 @@ from schemas.errors import HeadraceError
 from schemas.job import pack_ids
 from schemas.reply import FinishReason
 from services.edge.jobs.active import ActiveJob
-from services.edge.jobs.draft import Draft, Limits
+from services.edge.jobs.draft import Delta, Draft, Limits
 from services.edge.jobs.handle import JobHandle
 from tests.simulation.nodes import MODEL, Node
 from tests.simulation.plan import Client
@@ -25,9 +25,9 @@ class Record:
     node: Node
     job: ActiveJob
     started: float
-    expected: list[int]
-    reason: FinishReason
-    tokens: list[int] = field(default_factory=list)
+    expected: list[tuple[list[int], FinishReason]]
+    """Of each choice: its tokens, and why it ends."""
+    tokens: list[list[int]]
     outcome: str = ""
     owned: bool = False
     """Somebody was seen to own the job while it was open."""
@@ -37,13 +37,24 @@ class Record:
     received: int = 0
     stalled: float = 0.0
 
-    def take(self, tokens: list[int], finish: FinishReason | None) -> None:
-        begin = len(self.tokens)
-        self.tokens += tokens
-        if self.tokens[begin:] != self.expected[begin : len(self.tokens)]:
-            self.wrong = self.wrong or f"tokens {begin}.. are {tokens}, not {self.expected[begin:]}"
-        if finish is not None and (len(self.tokens) != len(self.expected) or finish is not self.reason):
-            self.wrong = self.wrong or f"finished {finish} after {len(self.tokens)} of {len(self.expected)} ({self.reason})"
+    finished: set[int] = field(default_factory=set)
+    """Choices that ended, or that the client has enough of: nothing of them may come any more."""
+
+    def take(self, news: Delta) -> None:
+        have, (expected, reason) = self.tokens[news.choice], self.expected[news.choice]
+        begin = len(have)
+        have += news.tokens
+        if news.choice in self.finished:
+            self._is_wrong(f"choice {news.choice} goes on after its end")
+        if have[begin:] != expected[begin : len(have)]:
+            self._is_wrong(f"tokens {begin}.. of choice {news.choice} are {news.tokens}, not {expected[begin:]}")
+        if news.finish is not None:
+            self.finished.add(news.choice)
+            if len(have) != len(expected) or news.finish is not reason:
+                self._is_wrong(f"choice {news.choice} finished {news.finish} after {len(have)} of {len(expected)} ({reason})")
+
+    def _is_wrong(self, what: str) -> None:
+        self.wrong = self.wrong or what
 
 
 def ask(number: int, client: Client, node: Node) -> Record:
@@ -57,11 +68,12 @@ def ask(number: int, client: Client, node: Node) -> Record:
         lane=client.lane,
         salt=b"s",
         tier=client.tier,
+        n=client.n,
     )
     handle: JobHandle = node.process.context.run(node.edge.start, draft)
-    expected, reason = reference(client.prompt, client.sampling)
+    expected = [reference(client.prompt, client.sampling, choice) for choice in range(client.n)]
     now = asyncio.get_running_loop().time()
-    record = Record(number, client, node, handle._job, now, expected, reason)
+    record = Record(number, client, node, handle._job, now, expected, [[] for _ in expected])
     node.process.spawn(_listen(record, handle), "client")
     return record
 
@@ -73,8 +85,9 @@ async def _listen(record: Record, handle: JobHandle) -> None:
             await handle.admitted()
             while not handle.done:
                 for delta in await handle.next(1.0):
-                    record.take(delta.tokens, delta.finish)
-                if client.gives_up_at is not None and len(record.tokens) >= client.gives_up_at and not handle.done:
+                    record.take(delta)
+                _stop_some(record, handle)
+                if client.gives_up_at is not None and sum(map(len, record.tokens)) >= client.gives_up_at and not handle.done:
                     raise TimeoutError
         record.outcome = "finished"
     except TimeoutError:
@@ -82,3 +95,10 @@ async def _listen(record: Record, handle: JobHandle) -> None:
         handle.cancel()
     except HeadraceError as error:
         record.outcome = error.code or type(error).__name__
+
+
+def _stop_some(record: Record, handle: JobHandle) -> None:
+    for choice, enough in record.client.stops:
+        if choice not in record.finished and len(record.tokens[choice]) >= enough:
+            record.finished.add(choice)
+            handle.stop(choice)

@@ -12,6 +12,8 @@ from schemas.reply import Digest, Reply
 from schemas.state import Cause, Death, Role
 from services.bus.memory import Delivery
 from services.edge.jobs.timing import Timing
+from services.engine.core import StepEngine
+from services.engine.sequence import TRUNK
 from services.kv.holders import ReservationHolder
 from services.kv.pool import LedgerError
 from services.worker.runs import Run
@@ -39,13 +41,18 @@ LONGEST_BLOCKS = 36
 _SETTLED_S = 0.5
 
 
+_Key = tuple[str, int, int | None]
+"""(process, run, choice); None: the whole run."""
+
+
 class Violation(AssertionError):
     """An invariant does not hold."""
 
 
 @dataclass(slots=True)
 class _Wrong:
-    """A run that nobody wants: why, for how long its worker ran on, and how long of that undisturbed since it was heard of."""
+    """A run, or a choice of one, that nobody wants: why, for how long it computed on, and how long of that undisturbed since it was
+    heard of."""
 
     why: str
     heard: bool = False
@@ -59,7 +66,7 @@ class Watch:
         self._cluster = cluster
         self._records = records
         self._step_s = cluster.plan.engine.longest_step_s
-        self._wrongs: dict[tuple[str, int], _Wrong] = {}
+        self._wrongs: dict[_Key, _Wrong] = {}
         self._adopted: dict[tuple[str, int], int] = {}
         self._books: dict[str, tuple[int, int, int]] = {}
         self._news: dict[tuple[str, str], float] = {}
@@ -70,7 +77,7 @@ class Watch:
         """Once each `TICK_S`. Raises `Violation`."""
         if self._cluster.failures:
             raise Violation(self._cluster.failures[0])
-        seen: set[tuple[str, int]] = set()
+        seen: set[_Key] = set()
         for node in self._cluster.by_id.values():
             if node.worker is not None and node.alive:
                 self._balance(node)
@@ -98,14 +105,19 @@ class Watch:
 
     # runs
 
-    def _judge_run(self, node: Node, run: Run, seen: set[tuple[str, int]]) -> None:
+    def _judge_run(self, node: Node, run: Run, seen: set[_Key]) -> None:
         edge = self._cluster.by_id[run.job.edge]
         why = self._unwanted(edge, run)
-        if not why:
+        if why:
+            seen.add((node.process.id, run.id, None))
+            self._judge_wrong(node, edge, run, None, why)
             return
-        key = (node.process.id, run.id)
-        seen.add(key)
-        wrong = self._wrongs.setdefault(key, _Wrong(why))
+        for choice in self._stopped(edge, run) & computing(node, run):
+            seen.add((node.process.id, run.id, choice))
+            self._judge_wrong(node, edge, run, choice, f"choice {choice} was stopped")
+
+    def _judge_wrong(self, node: Node, edge: Node, run: Run, choice: int | None, why: str) -> None:
+        wrong = self._wrongs.setdefault((node.process.id, run.id, choice), _Wrong(why))
         if not node.process.running:
             wrong.calm = wrong.lone = 0.0
             return
@@ -113,7 +125,7 @@ class Watch:
         wrong.age += TICK_S
         told = (node.process.id, edge.process.id) in self._news
         undisturbed = self._undisturbed(node) and (told or self._undisturbed(edge)) and self._cluster.network.weather.calm
-        known = self._knows(edge, run)
+        known = choice is None and self._knows(edge, run)  # a choice is told of again only when it speaks
         wrong.heard = wrong.heard or known or told
         wrong.calm = wrong.calm + TICK_S if undisturbed and wrong.heard else 0.0
         wrong.lone = wrong.lone + TICK_S if not edge.alive and self._undisturbed(node, 3.0) else 0.0
@@ -136,6 +148,11 @@ class Watch:
         if job.run not in (0, run.id):
             return "another run is adopted"
         return "its attempt is over" if job.over.done() else ""
+
+    def _stopped(self, edge: Node, run: Run) -> set[int]:
+        """Choices of a wanted run that are not."""
+        job = edge.edge._jobs.get(run.job.job) if edge.edge is not None else None
+        return job.stopped if job is not None else set()
 
     def _knows(self, edge: Node, run: Run) -> bool:
         if not edge.alive or edge.edge is None:
@@ -170,11 +187,12 @@ class Watch:
         if not self._wrongs or not delivery.msg.subject.startswith("hr.reply."):
             return
         reply = decode(delivery.msg.data, Reply)  # type: ignore[arg-type]
-        records = reply.runs if isinstance(reply, Digest) else (*reply.frames, *reply.events)
-        for record in records:
-            wrong = self._wrongs.get((reply.process, record.run))
-            if wrong is not None:
-                wrong.heard = True
+        runs = reply.runs if isinstance(reply, Digest) else (*reply.frames, *reply.events)
+        said: list[_Key] = [(reply.process, record.run, None) for record in runs]
+        said += [(reply.process, frame.run, frame.choice) for frame in getattr(reply, "frames", ())]
+        for key in said:
+            if key in self._wrongs:
+                self._wrongs[key].heard = True
 
     # clients
 
@@ -217,6 +235,17 @@ class Watch:
             return
         if now > record.started + record.client.total_s + LATE_S:
             raise Violation(f"client {record.number} waits beyond its total deadline")
+
+
+def computing(node: Node, run: Run) -> set[int]:
+    """The choices of a run that its worker's engine works on now."""
+    assert node.worker is not None
+    assert isinstance(node.worker.engine, StepEngine)
+    found: set[int] = set()
+    for sequence in node.worker.engine._runs.of(run.id):
+        own = {choice.index for choice in run.job.open_choices} if sequence.choice == TRUNK else {sequence.choice}
+        found |= own - sequence.dropped
+    return found
 
 
 def _has_room(worker: Worker) -> bool:

@@ -125,7 +125,7 @@ def scripted(shape: Engine, clock: Clock) -> StepEngine:
         model=MODEL,
         weights="w",
         kv_compat="k",
-        capabilities=Capabilities(seed=True, exact_resume=True),
+        capabilities=Capabilities(seed=True, n=True, exact_resume=True),
         context_length=CONTEXT,
         vocab_size=VOCAB.stop,
         block_tokens=BLOCK_TOKENS,

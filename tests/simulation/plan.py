@@ -7,8 +7,10 @@ flight while little has to be simulated.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
+
+import msgspec
 
 from schemas.job import Sampling, Tier
 from tests.simulation.network import Weather
@@ -21,7 +23,10 @@ FIRST_S = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One request. `gives_up_s`: the client leaves so long after its start; `gives_up_at`: when it has so many tokens."""
+    """One request. `gives_up_s`: the client leaves so long after its start; `gives_up_at`: when it has so many tokens.
+
+    `stops`: (choice, tokens): it has enough of a choice then, as of one that met a stop string.
+    """
 
     at: float
     edge: int
@@ -34,6 +39,8 @@ class Client:
     total_s: float
     gives_up_s: float | None
     gives_up_at: int | None
+    n: int = 1
+    stops: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,7 @@ class Plan:
 
 
 def plan(seed: int, kinds: tuple[str, ...] = ()) -> Plan:
-    """`kinds` limits the faults; () = all."""
+    """`kinds` limits the faults, storms and several choices; () = all."""
     random = Random(f"headrace {seed}")
     edges, routers = _few(random), _few(random)
     prefill, decode, both = _few(random), _few(random), int(random.random() < 0.25)
@@ -97,6 +104,7 @@ def plan(seed: int, kinds: tuple[str, ...] = ()) -> Plan:
         block_s=random.choice((0.0, 0.0, 0.01, 0.1)),
     )
     names = Plan(seed, edges, routers, prefill, decode, both, engine, (), (), (), (), ()).names
+    clients = tuple(_client(random, edges) for _ in range(random.randint(8, 24)))
     return Plan(
         seed,
         edges,
@@ -105,7 +113,7 @@ def plan(seed: int, kinds: tuple[str, ...] = ()) -> Plan:
         decode,
         both,
         engine,
-        clients=tuple(_client(random, edges) for _ in range(random.randint(8, 24))),
+        clients=_with_choices(clients, Random(f"choices {seed}")) if not kinds or "choices" in kinds else clients,
         faults=tuple(sorted(_faults(random, names, kinds or tuple(_FAULTS)), key=lambda fault: fault.at)),
         storms=tuple(_storms(random)) if not kinds or "storm" in kinds else (),
         wall_offsets=tuple(random.choice((0.0, random.uniform(-2.0, 2.0))) for _ in names),
@@ -134,6 +142,20 @@ def _client(random: Random, edges: int) -> Client:
         gives_up_s=random.choice((0.0, random.uniform(0.0, 0.05), random.uniform(0.0, 2.0))) if gives_up < 0.25 else None,
         gives_up_at=random.randint(1, 10) if gives_up > 0.9 else None,
     )
+
+
+def _with_choices(clients: tuple[Client, ...], random: Random) -> tuple[Client, ...]:
+    """Some of them ask for several choices, which the smallest pool can just hold; some have enough of one before its end."""
+    return tuple(_with_choice(client, random) for client in clients)
+
+
+def _with_choice(client: Client, random: Random) -> Client:
+    n = random.choice((1, 1, 1, 2, 3))
+    stops = tuple((choice, random.randint(1, 12)) for choice in range(n) if random.random() < 0.15)
+    sampling = client.sampling
+    if n > 1:
+        sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, 20))
+    return replace(client, n=n, stops=stops, sampling=sampling)
 
 
 def _storms(random: Random) -> list[tuple[float, float, Weather]]:

@@ -15,14 +15,14 @@ EOS = 0
 CONTEXT = 512
 
 
-def reference(prompt: Sequence[int], sampling: Sampling) -> tuple[list[int], FinishReason]:
-    """Token ids of choice 0, and why it ends."""
+def reference(prompt: Sequence[int], sampling: Sampling, choice: int = 0) -> tuple[list[int], FinishReason]:
+    """Token ids of one choice, and why it ends."""
     fingerprint = 0
     for token in prompt:
         fingerprint = _link(fingerprint, token)
     tokens: list[int] = []
     while True:
-        drawn = xxhash.xxh3_64_intdigest(struct.pack("<QQII", fingerprint, sampling.seed, 0, len(tokens)))
+        drawn = xxhash.xxh3_64_intdigest(struct.pack("<QQII", fingerprint, sampling.seed, choice, len(tokens)))
         tokens.append(VOCAB[drawn % len(VOCAB)])
         if len(tokens) > sampling.min_tokens and tokens[-1] in sampling.stop_token_ids:
             return tokens, FinishReason.STOP

@@ -34,9 +34,9 @@ def test_every_invariant_holds_in_each_seed(first: int, shards: Shards) -> None:
     assert tally.outcomes["finished"] > SHARD  # the faults leave something to look at
 
 
-@pytest.mark.parametrize("seed", PINNED)
-def test_what_was_found_stays_found(seed: int) -> None:
-    simulate(seed)
+@pytest.mark.parametrize(("seed", "kinds"), PINNED, ids=[str(seed) for seed, _ in PINNED])
+def test_what_was_found_stays_found(seed: int, kinds: tuple[str, ...]) -> None:
+    simulate(seed, kinds=kinds)
 
 
 def test_the_same_seed_is_the_same_story() -> None:

@@ -41,6 +41,7 @@ def take_all(self: ChoiceTokens, index: int, tokens: Any, finish: Any, *_: Any) 
         (ChoiceTokens, "take", take_all, 0, "tokens"),
         (BlockLedger, "expire", no_holder, 0, "left over"),
         (Worker, "drop", nothing, 0, "still computes run"),
+        (Worker, "stop_choices", nothing, 0, "was stopped"),
     ],
 )
 def test_a_broken_promise_is_seen(

@@ -7,6 +7,7 @@ import logging
 from random import SystemRandom
 
 from schemas.subjects import QUARANTINE_BUCKET, Subjects
+from services.bus.drain_verbs import drain_verbs
 from services.bus.interface import Msg
 from services.bus.jetstream import JetStream
 from services.bus.jetstream_queue import JetStreamWorkQueue
@@ -67,7 +68,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         served = Served(edge, jobs, text, whose, clock, random, metrics, int(clock.wall()))
         app = create_app(served, traffic, lambda: f"req-{random.getrandbits(96):024x}")
         server = HttpServer(app, edge.host, edge.port)
-        admin = _admin(bus, traffic, jobs, settings)
+        admin = _admin(bus, traffic, jobs, settings, stop)
         await admin.start()
         await server.start()
         _log.info("serving", extra=fields(url=f"http://{edge.host}:{server.port}", model=files.name))
@@ -81,12 +82,17 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         await bus.drain(_CANCEL_S)
 
 
-def _admin(bus: NatsBus, traffic: Traffic, jobs: Supervisor, settings: Settings) -> Service:
-    async def answer(_: Msg) -> Status:
+def _admin(bus: NatsBus, traffic: Traffic, jobs: Supervisor, settings: Settings, stop: asyncio.Event) -> Service:
+    async def say_status(_: Msg) -> Status:
+        return status(bus.process, traffic, jobs)
+
+    async def set_draining(draining: bool) -> Status:
+        traffic.draining = draining
         return status(bus.process, traffic, jobs)
 
     service = Service(bus, "headrace-edge", "0.1.0", "Headrace edge: HTTP in, jobs out", {"model": settings.model})
-    service.endpoint("status", Subjects(settings.nats.prefix).admin("edge", bus.process, "status"), answer)
+    for verb, handler in {"status": say_status, **drain_verbs(set_draining, stop)}.items():
+        service.endpoint(verb, Subjects(settings.nats.prefix).admin("edge", bus.process, verb), handler)
     return service
 
 

@@ -60,8 +60,8 @@ class QueuePath:
     def wake(self, model: str) -> None:
         """Look now: a credit appeared, or a job was told to queue."""
         if model not in self._wakes and not self._stopping:
-            self._wakes[model] = asyncio.Event()
-            self._tasks.spawn(self._empty(model), f"queue of {model}")
+            wake = self._wakes[model] = asyncio.Event()
+            self._tasks.spawn(self._empty(model, wake), f"queue of {model}")
         if model in self._wakes:
             self._wakes[model].set()
 
@@ -79,15 +79,19 @@ class QueuePath:
                     self.wake(model)
             await asyncio.sleep(self._poll_s)
 
+    def begin(self) -> None:
+        """Pull from now on, also after `finish`."""
+        self._stopping = False
+
     async def finish(self, timeout: float) -> None:
         """Pull no more; let the jobs in hand end."""
         self._stopping = True
         for wake in self._wakes.values():
             wake.set()
         await self._tasks.finish(timeout)
+        self._wakes.clear()
 
-    async def _empty(self, model: str) -> None:
-        wake = self._wakes[model]
+    async def _empty(self, model: str, wake: asyncio.Event) -> None:
         while not self._stopping:
             with suppress(TimeoutError):
                 async with asyncio.timeout(EXPECTING_S if self._waiting.expecting(model) else self._poll_s):

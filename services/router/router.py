@@ -1,7 +1,7 @@
 """One router, composed: who hears what, what runs beside it, and the order in which it begins and ends.
 
 Owns the subscriptions and the background tasks; each part owns its own rules. Invariant: it is in the queue group only while
-it sees the workers: it joins after it listened for a while, and leaves before anything else ends.
+it sees the workers and is not draining: it joins after it listened for a while, and leaves before anything else ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ M = TypeVar("M")
 
 
 class Router:
-    """`listen`, then `join`, then `drain`."""
+    """`listen`, then `join`; `leave` and `join` again as an operator wants it; then `drain`."""
 
     def __init__(self, bus: Bus, queue: WorkQueue, settings: Settings, clock: Clock, random: Random, refusals: Refusals) -> None:
         subjects = Subjects(settings.nats.prefix)
@@ -63,6 +63,8 @@ class Router:
         self.reporter = Reporter(bus, subjects, self.view, self.waiting, self.drained, clock, settings.model)
         self._tasks = Tasks()
         self._group: list[Subscription] = []
+        self._reporting: asyncio.Task[None] | None = None
+        self._moving = asyncio.Lock()
         self._heard: list[Subscription] = []
 
     async def listen(self) -> None:
@@ -77,27 +79,39 @@ class Router:
         self._tasks.spawn(self._upkeep(), "upkeep")
 
     async def join(self) -> None:
-        """Take submits, and say so. Raises `Disconnected`."""
-        on_submit = self.submits.on_submit
-        by_name = self._subjects.router_submit(self._bus.process)
-        self._group = [
-            await listen(self._bus, self._subjects.submit_any(), Job, on_submit, queue=GROUP, refusals=self._refusals),
-            await listen(self._bus, by_name, Job, on_submit, refusals=self._refusals),
-        ]
-        self._tasks.spawn(self.reporter.run(), "report")  # not before: an edge is ready when it hears a model's card
+        """Take submits and what waits, and say so. Raises `Disconnected`."""
+        async with self._moving:
+            if self._group:
+                return
+            on_submit = self.submits.on_submit
+            by_name = self._subjects.router_submit(self._bus.process)
+            self._group = [
+                await listen(self._bus, self._subjects.submit_any(), Job, on_submit, queue=GROUP, refusals=self._refusals),
+                await listen(self._bus, by_name, Job, on_submit, refusals=self._refusals),
+            ]
+            self.queue_path.begin()
+            # Not before: an edge is ready when it hears a model's card.
+            self._reporting = self._tasks.spawn(self.reporter.run(), "report")
+
+    async def leave(self) -> None:
+        """Say no more that jobs can be placed here, take none, let what is in hand end. Cancels are answered all the same."""
+        async with self._moving:
+            if self._reporting is not None:
+                self._reporting.cancel()
+            group, self._group = self._group, []
+            await asyncio.gather(*(subscription.drain(self._drain_s) for subscription in group))
+            await asyncio.gather(*(part.finish(self._drain_s) for part in (self.submits, self.queue_path)))
 
     async def drain(self) -> None:
-        """Leave the queue group, let what is in hand end, stop. The bus stays open: it is its owner's."""
-        group, self._group = self._group, []
-        await asyncio.gather(*(subscription.drain(self._drain_s) for subscription in group))
-        await asyncio.gather(*(part.finish(self._drain_s) for part in (self.submits, self.queue_path)))
+        """Leave, then stop. The bus stays open: it is its owner's."""
+        await self.leave()
         await asyncio.gather(*(subscription.unsubscribe() for subscription in self._heard))
         await self.cancels.finish(self._drain_s)  # none begins any more
         await self._tasks.cancel()
 
     def status(self) -> Status:
         """What an operator asks for."""
-        return status(self._bus.process, self.view, self.waiting, self.drained)
+        return status(self._bus.process, not self._group, self.view, self.waiting, self.drained)
 
     async def _hear(self, subject: str, kind: type[M], handler: Callable[[M, Msg], None]) -> None:
         self._heard.append(await listen(self._bus, subject, kind, handler, refusals=self._refusals))

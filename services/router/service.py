@@ -8,6 +8,7 @@ from contextlib import suppress
 from random import SystemRandom
 
 from schemas.subjects import Subjects
+from services.bus.drain_verbs import drain_verbs
 from services.bus.interface import Msg
 from services.bus.jetstream import JetStream
 from services.bus.jetstream_queue import JetStreamWorkQueue
@@ -33,7 +34,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
     try:
         queue = JetStreamWorkQueue(JetStream(bus, replicas=nats.replicas), Subjects(nats.prefix))
         router = Router(bus, queue, settings, clock, random, Refusals(clock=clock))
-        admin = _admin(bus, router, settings)
+        admin = _admin(bus, router, settings, stop)
         await router.listen()
         with suppress(TimeoutError):
             async with asyncio.timeout(WARM_UP_S):
@@ -48,10 +49,15 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         await bus.drain(settings.router.drain_timeout_s)
 
 
-def _admin(bus: NatsBus, router: Router, settings: Settings) -> Service:
+def _admin(bus: NatsBus, router: Router, settings: Settings, stop: asyncio.Event) -> Service:
     async def status(_: Msg) -> Status:
         return router.status()
 
+    async def set_draining(draining: bool) -> Status:
+        await (router.leave() if draining else router.join())
+        return router.status()
+
     service = Service(bus, "headrace-router", "0.1.0", "Headrace router: where and when a job runs", {"model": settings.model})
-    service.endpoint("status", Subjects(settings.nats.prefix).admin("router", bus.process, "status"), status)
+    for verb, handler in {"status": status, **drain_verbs(set_draining, stop)}.items():
+        service.endpoint(verb, Subjects(settings.nats.prefix).admin("router", bus.process, verb), handler)
     return service

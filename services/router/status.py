@@ -20,10 +20,11 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     router: str
+    draining: bool
     models: dict[str, ModelStatus]
 
 
-def status(router: str, view: View, waiting: Waiting, drained: DrainRate) -> Status:
+def status(router: str, draining: bool, view: View, waiting: Waiting, drained: DrainRate) -> Status:
     """The state of every model with a live worker."""
     models = {
         model: ModelStatus(
@@ -33,4 +34,4 @@ def status(router: str, view: View, waiting: Waiting, drained: DrainRate) -> Sta
         )
         for model in sorted(view.models())
     }
-    return Status(router=router, models=models)
+    return Status(router=router, draining=draining, models=models)

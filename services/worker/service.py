@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from schemas.errors import BusUnavailable, JobFailed
+from services.bus.drain_verbs import drain_verbs
 from services.bus.interface import Msg
 from services.bus.kv_registry import KvRegistry
 from services.bus.micro import Service
@@ -51,7 +52,7 @@ async def run(
     worker.spawn(_register(worker, registry), "register")
     worker.spawn(worker.beats.run(), "beats")
     register_gauges(worker)
-    await _serve_admin(worker, service)
+    await _serve_admin(worker, service, stop)
     await _until_stopped(worker, stop)
     await drain(worker, drain_s)
     await service.drain(1.0)
@@ -80,19 +81,16 @@ async def _register(worker: Worker, registry: KvRegistry) -> None:
         await asyncio.sleep(REGISTER_S)
 
 
-async def _serve_admin(worker: Worker, service: Service) -> None:
+async def _serve_admin(worker: Worker, service: Service, stop: asyncio.Event) -> None:
     """`hr.admin.<role>.<id>.status|drain|undrain`, and `$SRV` for `nats micro`."""
 
     async def say_status(_: Msg) -> WorkerStatus:
         return status(worker)
 
-    def set_draining(draining: bool) -> ServiceHandler:
-        async def handler(_: Msg) -> WorkerStatus:
-            worker.beats.draining = draining
-            worker.beats.say()
-            return status(worker)
-
-        return handler
+    async def set_draining(draining: bool) -> WorkerStatus:
+        worker.beats.draining = draining
+        worker.beats.say()
+        return status(worker)
 
     async def say_metrics(_: Msg) -> bytes:
         return worker.metrics.prometheus_text()
@@ -100,8 +98,7 @@ async def _serve_admin(worker: Worker, service: Service) -> None:
     verbs: dict[str, ServiceHandler] = {
         "status": say_status,
         "metrics": say_metrics,
-        "drain": set_draining(True),
-        "undrain": set_draining(False),
+        **drain_verbs(set_draining, stop),
     }
     for verb, handler in verbs.items():
         service.endpoint(verb, worker.subjects.admin(worker.role, worker.bus.process, verb), handler)

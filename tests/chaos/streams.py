@@ -116,11 +116,12 @@ async def undisturbed(url: str, asked: Sequence[Question]) -> list[Answer]:
 
 async def ready(url: str, within: float = 30.0) -> None:
     """Until the edge there says that it is ready."""
-    async with asyncio.timeout(within), clients(url) as client:
-        while True:
-            if await _is_ready(client):
-                return
-            await asyncio.sleep(0.02)
+    await _until_ready(url, True, within)
+
+
+async def not_ready(url: str, within: float = 30.0) -> None:
+    """Until it says that it is not, or nothing at all."""
+    await _until_ready(url, False, within)
 
 
 class Progress:
@@ -160,6 +161,12 @@ async def until(condition: Callable[[], bool], within: float, what: Callable[[],
         assert time.monotonic() - started < within, f"not within {within} s. {what()}"
         await asyncio.sleep(0.005)
     return time.monotonic() - started
+
+
+async def _until_ready(url: str, wanted: bool, within: float) -> None:
+    async with asyncio.timeout(within), clients(url) as client:
+        while await _is_ready(client) is not wanted:  # noqa: ASYNC110 - another process's state
+            await asyncio.sleep(0.02)
 
 
 async def _is_ready(client: httpx.AsyncClient) -> bool:

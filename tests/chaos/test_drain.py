@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -18,6 +18,7 @@ from tests.chaos.streams import (
     ask_all,
     assert_same,
     clients,
+    not_ready,
     questions,
     ready,
     undisturbed,
@@ -25,6 +26,7 @@ from tests.chaos.streams import (
 )
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import Operator, operator
+from tests.e2e.running import Up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -75,6 +77,60 @@ async def test_a_worker_that_an_operator_drains(scripted_stack: StartScripted) -
         while not (await op.ask(f"{admin}.status"))["runs"]:
             assert not again.done()
         assert_same(await again, expected)
+
+
+async def test_a_router_that_an_operator_drains(scripted_stack: StartScripted) -> None:
+    """Another one does its work. With the last one drained nobody is ready, what runs goes on; undrained it is as before."""
+    up = scripted_stack(*TWO_OF_ALL, **PACED)
+    await ready(up.url)
+    asked = questions(32, 60)
+    expected = await undisturbed(up.url, asked)
+    async with operator(up) as op:
+        first, second = (f"hr.admin.router.{process_id(up, name)}" for name in ("r1", "r2"))
+
+        async def one(progress: Progress) -> None:
+            await progress.everybody_has(3)
+            assert (await op.ask(f"{first}.drain"))["draining"]
+
+        async def both(progress: Progress) -> None:
+            await progress.everybody_has(3)
+            assert (await op.ask(f"{second}.drain"))["draining"]
+            await not_ready(up.url)
+
+        assert_same(await ask_all(up.url, asked, one), expected)
+        assert_same(await ask_all(up.url, questions(32, 150), both), await _slow(up, op, (first, second)))
+        assert_same(await ask_all(up.url, asked), expected)
+
+
+async def _slow(up: Up, op: Operator, routers: Sequence[str]) -> list[Answer]:
+    """What `questions(32, 150)` are, after all that: `routers` take work again."""
+    for router in routers:
+        assert not (await op.ask(f"{router}.undrain"))["draining"]
+    await ready(up.url)
+    return await undisturbed(up.url, questions(32, 150))
+
+
+async def test_an_edge_that_an_operator_drains(scripted_stack: StartScripted) -> None:
+    """Not ready, and new requests are sent away; those that run end as ever; undrained it serves again."""
+    up = scripted_stack(*TWO_OF_ALL, **PACED)
+    await ready(up.url)
+    asked = questions(16, 60)
+    expected = await undisturbed(up.url, asked)
+    async with operator(up) as op:
+        admin = f"hr.admin.edge.{process_id(up, 'e1')}"
+
+        async def fault(progress: Progress) -> None:
+            await progress.everybody_has(3)
+            assert (await op.ask(f"{admin}.drain"))["draining"]
+            await not_ready(up.url)
+            [refused] = await ask_all(up.url, asked[:1])
+            assert (refused.status, refused.retry_after) == (503, "1")
+            assert_same(await ask_all(f"http://127.0.0.1:{up.port + 1}", asked), expected)
+
+        assert_same(await ask_all(up.url, asked, fault), expected)
+        assert not (await op.ask(f"{admin}.undrain"))["draining"]
+        await ready(up.url)
+        assert_same(await ask_all(up.url, asked), expected)
 
 
 async def test_a_rolling_restart_of_everything(scripted_stack: StartScripted) -> None:

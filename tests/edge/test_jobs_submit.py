@@ -172,6 +172,19 @@ async def test_a_killed_owner_is_resumed_at_once(cluster: Cluster) -> None:
     assert len(cluster.jobs) == 2
 
 
+async def test_who_owned_it_and_died_before_that_was_heard_counts_as_dead(cluster: Cluster) -> None:
+    cluster.answers = [cluster.accept(1), cluster.accept(2)]
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    cluster.own(PREFILL, job, 1)
+    cluster.die(DECODE)
+    cluster.own(DECODE, job, 1, hop=2, state=State.HANDING_OFF)
+    again = await cluster.submitted(2)
+    assert (again.deaths, again.resume) == (1, True)
+    cluster.tokens(process("d2"), again, 2, 0, [5], finish=FinishReason.STOP)
+    assert await collect(handle) == ([5], FinishReason.STOP)
+
+
 async def test_a_clean_leave_is_no_death(cluster: Cluster) -> None:
     cluster.answers = [cluster.accept(1)]
     handle = cluster.edge.start(draft())

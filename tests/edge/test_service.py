@@ -62,6 +62,15 @@ async def test_from_start_to_drain(nats_server: NatsServer, tmp_path: Path) -> N
         seen = json.loads(admin.data)
         assert (seen["models"], seen["routers"], seen["draining"]) == ([MODEL], [ROUTER], False)
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        drained = await router.request(subjects.admin("edge", EDGE, "drain"), b"{}", timeout=5)
+        assert json.loads(drained.data)["draining"]
+        assert (await client.get("/ready")).status_code == 503
+        refused = await client.post("/v1/chat/completions", json=body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        undrained = await router.request(subjects.admin("edge", EDGE, "undrain"), b"{}", timeout=5)
+        assert not json.loads(undrained.data)["draining"]
+        router.publish(subjects.queue(MODEL), encode(QueueReport(router=ROUTER, model=MODEL, card=card)))
+        await _status(client, "/ready", 200)
         async with client.stream("POST", "/v1/chat/completions", json=body) as response:
             assert response.status_code == 200
             await until(lambda: jobs)

@@ -115,3 +115,34 @@ async def test_the_fast_path_and_what_an_operator_sees(site: Site) -> None:
     assert [worker["process"] for worker in models[MODEL]["workers"]] == [site.worker.process]
     ping = await site.edge.request("$SRV.PING.headrace-router", b"{}", timeout=1.0)
     assert msgspec.json.decode(ping.data)["id"] == ROUTER
+
+
+async def test_a_drained_router_takes_nothing_until_it_is_undrained(site: Site) -> None:
+    admin = lambda verb: site.edge.request(SUBJECTS.admin("router", ROUTER, verb), b"{}", timeout=5.0)  # noqa: E731
+    reports: list[QueueReport] = []
+    await listen(site.edge, SUBJECTS.queue_any(), QueueReport, lambda report, _: reports.append(report), refusals=Refusals())
+    assert msgspec.json.decode((await admin("drain")).data)["draining"]
+    await site.edge.flush(1.0)
+    reports.clear()
+    for subject in (SUBJECTS.submit(MODEL), SUBJECTS.router_submit(ROUTER)):
+        with pytest.raises(NoResponders):
+            await ask(site.edge, subject, a_job(), SubmitAnswer, timeout=1.0)
+    job = a_job()
+    await site.queue.put(SUBJECTS.job(MODEL, job.tier, job.lane, job.job), encode(job), msg_id=f"{job.job}.1", ttl_s=30.0)
+    site.worker.beat()
+    ack = await ask(site.edge, SUBJECTS.cancel(), a_cancel(a_job()), CancelAck, timeout=2.0)
+    assert ack.router == ROUTER
+    assert not reports
+    assert not site.worker.placed
+    assert msgspec.json.decode((await admin("drain")).data)["draining"]
+    assert not msgspec.json.decode((await admin("undrain")).data)["draining"]
+    site.worker.beat()
+    await until(lambda: [placement.job for placement in site.worker.placed] == [job])
+    assert isinstance(await ask(site.edge, SUBJECTS.submit(MODEL), a_job(), SubmitAnswer, timeout=1.0), Accepted)
+    assert reports
+
+
+async def test_a_router_that_ends_is_not_undrained(site: Site) -> None:
+    site.stop.set()
+    answer = await site.edge.request(SUBJECTS.admin("router", ROUTER, "undrain"), b"{}", timeout=5.0)
+    assert answer.headers["Nats-Service-Error-Code"] == "503"

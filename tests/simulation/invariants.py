@@ -51,8 +51,7 @@ class Violation(AssertionError):
 
 @dataclass(slots=True)
 class _Wrong:
-    """A run, or a choice of one, that nobody wants: why, for how long it computed on, and how long of that undisturbed since it was
-    heard of."""
+    """A run, or a choice, that nobody wants: why, how long it went on, and how long of that undisturbed since it was heard of."""
 
     why: str
     heard: bool = False
@@ -209,7 +208,8 @@ class Watch:
             record.received, record.stalled = received, 0.0
             return
         record.stalled += TICK_S
-        if record.stalled > STALL_S + (BUS_RULE_S if well > 1 else 0.0):
+        # Of several choices decode itself computes what each had generated: that and the next token are steps of its own.
+        if record.stalled > STALL_S + 2 * self._step_s + (BUS_RULE_S if well > 1 else 0.0):
             raise Violation(f"client {record.number} stands still with {received} tokens for {record.stalled:.1f} s")
 
     def _well(self) -> int | None:

@@ -1,12 +1,14 @@
 """Seeds that once failed, each with what it found. They run first, and stay when the 500 move on.
 
-Each is told with the kinds of trouble there were when it was found, so that a new kind leaves its story alone. Any other change of
-`plan` gives every seed another story: then look for new ones on the old code, or turn the bug into a plain test.
+Each is told with the kinds of trouble there were when it was found, so that a new kind leaves its story alone. Any other change
+of `plan` gives every seed another story: then look for new ones on the old code, or turn the bug into a plain test.
 """
 
 from __future__ import annotations
 
 FIRST_KINDS = ("kill", "pause", "partition", "disconnect", "nats_down", "queue_down", "break_transfers", "drain", "storm")
+
+SECOND_KINDS = (*FIRST_KINDS, "choices")
 
 PINNED: dict[tuple[int, tuple[str, ...]], str] = {
     (
@@ -29,4 +31,5 @@ PINNED: dict[tuple[int, tuple[str, ...]], str] = {
         FIRST_KINDS,
     ): "a submit was delivered twice: the second answer sent a job that was owned into the queue, which was down",
     (193, FIRST_KINDS): "as 58, while prefill was paused",
+    (22599, SECOND_KINDS): "decode's *owned* came after the news of its death: the job was a dead process's",
 }

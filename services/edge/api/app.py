@@ -73,7 +73,7 @@ def create_app(served: Served, traffic: Traffic, new_id: Callable[[], str]) -> F
     @app.get("/ready")
     async def ready() -> Response:
         if traffic.draining:
-            raise Unavailable("The server is shutting down.", retry_after=1.0)
+            raise Unavailable("The server takes no new requests now.", retry_after=1.0)
         if not served.jobs.connected:
             raise BusUnavailable("The service is reconnecting.", retry_after=1.0)
         if served.jobs.card(served.text.name) is None:

@@ -74,7 +74,7 @@ class Gate:
         self._traffic.enter()
         try:
             if self._traffic.draining and scope["path"] not in _ALWAYS_OPEN:
-                draining = Unavailable("The server is shutting down.", retry_after=1.0)
+                draining = Unavailable("The server takes no new requests now.", retry_after=1.0)
                 await error_response(draining)(scope, receive, send_with_id)
             else:
                 await self._app(scope, receive, send_with_id)

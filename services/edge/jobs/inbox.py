@@ -99,7 +99,9 @@ class Inbox:
         job.word = word
         if hop > job.hop:
             job.own(hop, word.process)
-            if job.closed:
+            if cause := self._peers.cause(word.process):
+                self._bereave(job, cause)  # it said so before it died, and that came late
+            elif job.closed:
                 self._wire.cancel_owners(job)
             else:
                 job.mailbox.wake()
@@ -128,9 +130,14 @@ class Inbox:
         """Who left ended its runs before; what it said of them may have been lost."""
         if death.cause is Cause.DISCONNECTED:
             return
-        self._peers.gone(death.process)
+        self._peers.gone(death.process, death.cause)
         for job in self._jobs.values():
-            if not job.over.done() and job.in_charge == death.process:
-                # Of a resumed job also who accepted it: a worker may die of it before its *owned* is out.
-                job.deaths += (job.hop > 0 or job.owned) and death.cause.proven
-                job.end_attempt(AttemptEnd("death", Unavailable("A worker failed.", retry_after=1.0)))
+            if job.in_charge == death.process:
+                self._bereave(job, death.cause)
+
+    def _bereave(self, job: ActiveJob, cause: Cause) -> None:
+        """Who was in charge of the job is gone."""
+        if not job.over.done():
+            # Of a resumed job also who accepted it: a worker may die of it before its *owned* is out.
+            job.deaths += (job.hop > 0 or job.owned) and cause.proven
+            job.end_attempt(AttemptEnd("death", Unavailable("A worker failed.", retry_after=1.0)))

@@ -1,12 +1,13 @@
-"""Which processes this edge hears, and when it heard each of them last.
+"""Which processes this edge hears, when it heard each of them last, and which are known to be gone.
 
-Owns these times. Knows no jobs: a worker that has nothing of ours says nothing to us, so who should be heard is not said here.
+Owns these times. Invariant: a process that is gone stays gone, whatever it said comes late. Knows no jobs: a worker that has nothing of ours says nothing to us, so who should be heard is not said here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from schemas.state import Cause
 from services.clock import Clock
 
 _FORGET_S = 60.0
@@ -26,6 +27,7 @@ class Peers:
         self._clock = clock
         self._workers: dict[str, Word] = {}
         self._routers: dict[str, float] = {}
+        self._gone: dict[str, tuple[float, Cause]] = {}
 
     def worker(self, process: str, *, digest: bool = False) -> Word:
         """A worker spoke to us."""
@@ -37,10 +39,15 @@ class Peers:
         """A router spoke to everybody."""
         self._routers[process] = self._clock.monotonic()
 
-    def gone(self, process: str) -> None:
+    def gone(self, process: str, cause: Cause) -> None:
         """It is dead, or left: its silence says nothing about the bus."""
+        self._gone.setdefault(process, (self._clock.monotonic(), cause))
         self._workers.pop(process, None)
         self._routers.pop(process, None)
+
+    def cause(self, process: str) -> Cause | None:
+        """Why it is gone; None while it is not."""
+        return self._gone[process][1] if process in self._gone else None
 
     def last(self, worker: str) -> Word | None:
         return self._workers.get(worker)
@@ -54,3 +61,4 @@ class Peers:
         oldest = self._clock.monotonic() - _FORGET_S
         self._workers = {process: word for process, word in self._workers.items() if word.at > oldest}
         self._routers = {process: at for process, at in self._routers.items() if at > oldest}
+        self._gone = {process: known for process, known in self._gone.items() if known[0] > oldest}

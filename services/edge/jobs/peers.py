@@ -1,6 +1,7 @@
 """Which processes this edge hears, when it heard each of them last, and which are known to be gone.
 
-Owns these times. Invariant: a process that is gone stays gone, whatever it said comes late. Knows no jobs: a worker that has nothing of ours says nothing to us, so who should be heard is not said here.
+Owns these times. Invariant: a process that is gone stays gone, whatever it said comes late.
+Knows no jobs: a worker that has nothing of ours says nothing to us, so who should be heard is not said here.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from schemas.checks import require
+from schemas.checks import is_subject, require, require_process
 from schemas.codec import Message
 
 
@@ -24,7 +24,11 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Control(Message, frozen=True, omit_defaults=True, kw_only=True):
-    """cancel: `choices` (None = all). replay, attach: `positions`. attach: also `reply_to` and `edge`."""
+    """cancel: `choices` (None = all). replay, attach: `positions`. attach: also `reply_to` and `edge`.
+
+    An attach with `reply_to` sends the run's records there from now on; without it, its edge says that it still holds the job.
+    On `hr.job.<job>` the asker need not know the run: 0. The owner answers with a `Digest` of that one run.
+    """
 
     run: int
     job: str
@@ -33,6 +37,11 @@ class Control(Message, frozen=True, omit_defaults=True, kw_only=True):
     positions: tuple[Position, ...] = ()
     reply_to: str = ""
     edge: str = ""
+
+    def __post_init__(self) -> None:
+        require(not self.reply_to or is_subject(self.reply_to), "reply_to is not a subject")
+        if self.edge:
+            require_process(self.edge, "edge")
 
 
 class CancelJob(Message, frozen=True, omit_defaults=True, kw_only=True):

@@ -56,6 +56,13 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class Gone(InvalidRequest):
+    """It was here, and was kept as long as promised."""
+
+    status = 410
+    code = "gone"
+
+
 class MethodNotAllowed(InvalidRequest):
     status = 405
     code = "method_not_allowed"
@@ -110,6 +117,12 @@ class Unavailable(HeadraceError):
     status = 503
     code = "no_capacity"
     retryable = True
+
+
+class StoreUnavailable(Unavailable):
+    """The database cannot be reached, or did not answer in time."""
+
+    code = "store_unavailable"
 
 
 class Overloaded(Unavailable):

@@ -90,6 +90,9 @@ class Subjects:
     def control(self, process: str) -> str:
         return f"{self.prefix}.ctl.{process}"
 
+    def attach(self, job: str) -> str:
+        return f"{self.prefix}.job.{job}"
+
     def dead(self, process: str) -> str:
         return f"{self.prefix}.dead.{process}"
 

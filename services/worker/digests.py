@@ -22,7 +22,7 @@ def digests(process: str, runs: RunTable) -> dict[str, Digest]:
     """The digest for each reply subject."""
     entries: dict[str, list[DigestEntry]] = {}
     for run in (*runs, *runs.ended_within(KEEP_ENDED_S)):
-        entries.setdefault(run.job.reply_to, []).append(_entry(run))
+        entries.setdefault(run.job.reply_to, []).append(entry(run))
     return {reply_to: Digest(process=process, runs=tuple(of_edge)) for reply_to, of_edge in entries.items()}
 
 
@@ -38,6 +38,7 @@ async def send_digests(bus: Bus, subjects: Subjects, runs: RunTable) -> None:
                 continue
 
 
-def _entry(run: Run) -> DigestEntry:
+def entry(run: Run) -> DigestEntry:
+    """Where a run stands."""
     last = tuple((choice, output.index) for choice, output in run.last.items())
     return DigestEntry(run=run.id, job=run.job.job, attempt=run.job.attempt, hop=run.hop, state=run.state, last=last)

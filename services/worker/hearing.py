@@ -5,16 +5,13 @@ Owns nothing; it turns messages into calls of the worker.
 
 from __future__ import annotations
 
-import logging
-
 from schemas.control import Control, Verb
 from schemas.state import Cause, Death, EdgeBeat
 from services.bus.interface import Msg
 from services.bus.typed import Refusals, listen
+from services.worker.detached import attach
 from services.worker.upkeep import drop_jobs_of_gone_edges
 from services.worker.worker import Worker
-
-_log = logging.getLogger(__name__)
 
 
 async def hear(worker: Worker, refusals: Refusals) -> None:
@@ -40,8 +37,10 @@ class Hearing:
                 self._cancel_elsewhere(control)
             case Verb.REPLAY:
                 worker.outbox.replay(control.run, control.positions)
-            case _:
-                _log.warning("control %s for run %d is not for us", control.verb, control.run)
+            case Verb.ATTACH if run is not None and run.job.detached:
+                attach(worker, run, control)
+            case Verb.ATTACH:
+                self._attach_elsewhere(control)
 
     def on_edge_beat(self, beat: EdgeBeat, _: Msg) -> None:
         self._worker.edges.beat(beat)
@@ -50,6 +49,12 @@ class Hearing:
         if death.cause is not Cause.DISCONNECTED:
             self._worker.edges.died(death.process)
             drop_jobs_of_gone_edges(self._worker)
+
+    def _attach_elsewhere(self, control: Control) -> None:
+        """A run that was handed on; of one that ended its edge hears by the digests."""
+        process = self._worker.runs.forward_to(control.run)
+        if process:
+            self._worker.tell(process, control)
 
     def _cancel_elsewhere(self, control: Control) -> None:
         worker, process = self._worker, self._worker.runs.forward_to(control.run)

@@ -45,11 +45,11 @@ class Outbox:
         self._ring.event(reply_to, event)
         self._pending.setdefault(reply_to, _Batch()).events.append(event)
 
-    def replay(self, run: int, positions: tuple[Position, ...] = ()) -> None:
-        """Send again what the ring has of a run; without positions its last event only."""
+    def replay(self, run: int, positions: tuple[Position, ...] = (), reply_to: str = "") -> None:
+        """Send again what the ring has of a run; without positions its last event only. To whom its records go, or elsewhere."""
         replay = self._ring.replay(run, positions)
         if replay is not None:
-            self._send(replay.reply_to, _Batch(replay.frames, replay.events))
+            self._send(reply_to or replay.reply_to, _Batch(replay.frames, replay.events))
 
     def flush(self) -> None:
         """Send what was put. While the bus is down it is lost here and healed by a replay."""

@@ -49,6 +49,16 @@ class ReplayRing:
         if event.state.terminal:
             ring.until = self._clock.monotonic() + KEEP_S
 
+    def redirect(self, run: int, reply_to: str) -> None:
+        """Its records go there from now on."""
+        if run in self._rings:
+            self._rings[run].reply_to = reply_to
+
+    def keep(self, run: int, seconds: float) -> None:
+        """Of a run that has ended: for so long."""
+        if run in self._rings:
+            self._rings[run].until = self._clock.monotonic() + seconds
+
     def close(self, run: int) -> None:
         """The run went on elsewhere."""
         if run in self._rings:

@@ -16,6 +16,8 @@ from services.engine.protocol import RunTotals, TokenOutput
 
 REMEMBER_S = 60.0
 FORWARD_S = 10.0
+UNATTENDED_S = 30.0
+"""How long a detached job, or what is left of it here, waits for an edge that holds it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +25,7 @@ class Run:
     """One run here. `hop` 1 prefill, 2 decode. `stop` drops it at the stage it is in; its end is reported afterwards.
 
     `deadline` is monotonic seconds. `partner` is the process that holds the reservation (for prefill) or the blocks (for
-    decode). `last` maps a choice to its last token; `stopped`: choices that the edge wants no more; `totals` are prefill's, once
+    decode). `unattended_s`: how long no edge has said that it holds this detached job. `last` maps a choice to its last token; `stopped`: choices that the edge wants no more; `totals` are prefill's, once
     it is done. `ending` is what a run that is being dropped ends as.
     """
 
@@ -39,6 +41,7 @@ class Run:
     totals: RunTotals = field(default_factory=RunTotals)
     ending: tuple[State, str] = (State.CANCELLED, "")
     stopping: bool = False
+    unattended_s: float = 0.0
 
     @property
     def going(self) -> int:
@@ -100,6 +103,11 @@ class RunTable:
         """Runs that ended here, not those that were handed on."""
         oldest = self._clock.monotonic() - seconds
         return [past.run for past in self._past.values() if past.run and not past.process and past.since > oldest]
+
+    def of_job(self, job: str, ended_s: float) -> Run | None:
+        """The run of this job that is furthest on, among those here and those that ended here in the last `ended_s` seconds."""
+        runs = [run for run in (*self, *self.ended_within(ended_s)) if run.job.job == job]
+        return max(runs, key=lambda run: (run.job.attempt, run.hop), default=None)
 
     def cancel_early(self, run: int) -> None:
         """A cancel of a run that is not here (yet)."""

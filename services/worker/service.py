@@ -16,6 +16,7 @@ from services.bus.kv_registry import KvRegistry
 from services.bus.micro import Service
 from services.bus.micro_endpoint import ServiceHandler
 from services.bus.typed import Refusals
+from services.worker.detached import Attendance
 from services.worker.digests import send_digests
 from services.worker.draining import drain
 from services.worker.hearing import hear
@@ -48,6 +49,7 @@ async def run(
     await kv_events.listen(refusals)
     worker.spawn(kv_events.run(), "kv events")
     worker.spawn(keep_up(worker), "upkeep")
+    worker.spawn(Attendance(worker, refusals).run(), "attendance")
     worker.spawn(send_digests(worker.bus, worker.subjects, worker.runs), "digests")
     worker.spawn(_register(worker, registry), "register")
     worker.spawn(worker.beats.run(), "beats")

@@ -29,7 +29,7 @@ from services.worker.beats import Beats
 from services.worker.edges import EdgeWatch
 from services.worker.outbox import Outbox
 from services.worker.replay import ReplayRing
-from services.worker.runs import Run, RunTable
+from services.worker.runs import UNATTENDED_S, Run, RunTable
 
 _log = logging.getLogger(__name__)
 RunHook = Callable[[Run], None]
@@ -144,6 +144,8 @@ class Worker:
         for hook in self.on_end:
             hook(run)
         self._event(run, state, reason=reason, error_code=code or JobFailed.code if state is State.FAILED else "")
+        if run.job.detached:
+            self.ring.keep(run.id, UNATTENDED_S)  # whoever adopts the job may come as late as that
         self._left()
 
     def hand_on(self, run: Run, process: str) -> None:

@@ -34,7 +34,15 @@ WORKER_REGISTRY = (
 )
 PREFILL_ASKS = (S.decode_lease(D), S.decode_handoff(D), S.decode_offer(D))
 DECODE_HEARS = (S.decode_lease("*"), S.decode_submit("*"), S.decode_handoff("*"), S.decode_offer("*"))
-WORKER_HEARS = (S.control(D), S.edge_state_any(), S.dead_any(), "$SRV.PING", "$SRV.INFO.decode", "hr.kvevents.*.snapshot")
+WORKER_HEARS = (
+    S.control(D),
+    S.attach(JOB),
+    S.edge_state_any(),
+    S.dead_any(),
+    "$SRV.PING",
+    "$SRV.INFO.decode",
+    "hr.kvevents.*.snapshot",
+)
 
 MAY_PUBLISH: dict[str, tuple[str, ...]] = {
     "edge": (
@@ -43,6 +51,7 @@ MAY_PUBLISH: dict[str, tuple[str, ...]] = {
         S.job(MODEL, "standard", 3, JOB),
         S.cancel(),
         S.control(D),
+        S.attach(JOB),
         S.edge_state(E),
         *(f"$JS.API.STREAM.{verb}.KV_{QUARANTINE_BUCKET}" for verb in ("CREATE", "UPDATE", "INFO", "MSG.GET")),
         f"$KV.{QUARANTINE_BUCKET}.{JOB}",
@@ -67,6 +76,7 @@ MAY_PUBLISH: dict[str, tuple[str, ...]] = {
     ),
     "prefill": (
         S.reply(E),
+        f"_INBOX.edge.{E}.1",
         *PREFILL_ASKS,
         S.worker_state("prefill", MODEL, P),
         f"hr.kvevents.{P}",
@@ -75,6 +85,7 @@ MAY_PUBLISH: dict[str, tuple[str, ...]] = {
     ),
     "decode": (
         S.reply(E),
+        f"_INBOX.edge.{E}.1",
         S.worker_state("decode", MODEL, D),
         f"hr.kvevents.{D}",
         f"_INBOX.router.{R}.1",
@@ -83,6 +94,7 @@ MAY_PUBLISH: dict[str, tuple[str, ...]] = {
     ),
     "both": (
         S.reply(E),
+        f"_INBOX.edge.{E}.1",
         *PREFILL_ASKS,
         S.worker_state("both", MODEL, B),
         f"hr.kvevents.{B}",
@@ -135,6 +147,7 @@ MUST_NOT_PUBLISH: dict[str, tuple[str, ...]] = {
         S.job(MODEL, "standard", 3, JOB),
         S.decode_handoff(D),
         S.control(D),
+        S.attach(JOB),
         S.worker_state("prefill", MODEL, P),
         S.edge_state(E),
         f"$JS.API.STREAM.DELETE.{JOBS_STREAM}",
@@ -165,8 +178,26 @@ MUST_NOT_PUBLISH: dict[str, tuple[str, ...]] = {
 }
 
 MUST_NOT_HEAR: dict[str, tuple[str, ...]] = {
-    "edge": ("hr.>", "_INBOX.>", f"_INBOX.router.{R}.*", S.jobs(), S.worker_state_any(), S.control(D), S.submit_any()),
-    "router": ("hr.>", "_INBOX.>", f"_INBOX.edge.{E}.*", S.reply(E), S.control(D), S.jobs(), S.prefill_submit("*")),
+    "edge": (
+        "hr.>",
+        "_INBOX.>",
+        f"_INBOX.router.{R}.*",
+        S.jobs(),
+        S.worker_state_any(),
+        S.control(D),
+        S.attach(JOB),
+        S.submit_any(),
+    ),
+    "router": (
+        "hr.>",
+        "_INBOX.>",
+        f"_INBOX.edge.{E}.*",
+        S.reply(E),
+        S.control(D),
+        S.attach(JOB),
+        S.jobs(),
+        S.prefill_submit("*"),
+    ),
     "prefill": (f"_INBOX.decode.{D}.*", f"_INBOX.edge.{E}.*", S.reply(E), S.submit_any(), S.decode_handoff("*"), S.jobs()),
     "decode": (f"_INBOX.prefill.{P}.*", S.reply(E), S.submit_any(), S.prefill_submit("*"), S.jobs()),
     "both": (f"_INBOX.decode.{D}.*", f"_INBOX.router.{R}.*", S.reply(E), S.submit_any()),

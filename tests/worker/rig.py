@@ -37,6 +37,7 @@ from services.prefill.prefill import Prefill
 from services.telemetry.metrics import Metrics
 from services.text.grammar import KINDS, model_vocabulary
 from services.text.grammar_cache import GrammarCache
+from services.worker.detached import Attendance
 from services.worker.digests import send_digests
 from services.worker.hearing import hear
 from services.worker.upkeep import keep_up
@@ -223,6 +224,7 @@ async def rig(
         worker.engine.start(worker.on_step)
         await hear(worker, refusals)
         worker.spawn(keep_up(worker), "upkeep")
+        worker.spawn(Attendance(worker, refusals).run(), "attendance")
         worker.spawn(send_digests(worker.bus, subjects, worker.runs), "digests")
     await prefill_phase.start(refusals)
     await decode_phase.start(refusals)

@@ -25,8 +25,9 @@ class Run:
     """One run here. `hop` 1 prefill, 2 decode. `stop` drops it at the stage it is in; its end is reported afterwards.
 
     `deadline` is monotonic seconds. `partner` is the process that holds the reservation (for prefill) or the blocks (for
-    decode). `unattended_s`: how long no edge has said that it holds this detached job. `last` maps a choice to its last token; `stopped`: choices that the edge wants no more; `totals` are prefill's, once
-    it is done. `ending` is what a run that is being dropped ends as.
+    decode). `last` maps a choice to its last token; `stopped`: choices that the edge wants no more; `totals` are prefill's, once
+    it is done. `ending` is what a run that is being dropped ends as. `unattended_s`: how long no edge has said that it holds this
+    detached job.
     """
 
     id: int

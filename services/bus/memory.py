@@ -104,21 +104,22 @@ class MemoryBroker:
             self.deliver(Delivery(sender.process, target, msg, target.bus.epoch))
         if not targets and msg.reply:
             notice = Msg(msg.reply, b"", "", _NOBODY)
-            for own in self._listeners(msg.reply):
+            for own in self.listeners(msg.reply):
                 if own.bus is sender:
                     self.deliver(Delivery(sender.process, own, notice, sender.epoch))
 
     def _targets(self, subject: str) -> list[MemorySubscription]:
         groups: dict[str, list[MemorySubscription]] = {}
         targets = []
-        for listener in self._listeners(subject):
+        for listener in self.listeners(subject):
             if listener.queue:
                 groups.setdefault(listener.queue, []).append(listener)
             else:
                 targets.append(listener)
         return targets + [self._random.choice(members) for members in groups.values()]
 
-    def _listeners(self, subject: str) -> list[MemorySubscription]:
+    def listeners(self, subject: str) -> list[MemorySubscription]:
+        """Every connected subscription that hears `subject`."""
         found = self._literal.get(subject, []) + [
             s for s in self._patterns if subject.startswith(s.prefix) and matches(s.subject, subject)
         ]

@@ -23,7 +23,11 @@ RETRY_LOADING_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A live worker of one model, with what this router placed since already taken off its credit."""
+    """A live worker of one model, with what this router placed since already taken off its credit.
+
+    `degraded`: it may not be able to work (its connection ended, its engine stands still). It gets work only while its pool has
+    nobody better.
+    """
 
     process: str
     role: Role
@@ -38,6 +42,7 @@ class Worker:
     decode_slots: int = 0
     kv_blocks: int = 0
     draining: bool = False
+    degraded: bool = False
 
     def blocks(self, tokens: int) -> int:
         """KV blocks that a prompt of `tokens` fills."""
@@ -212,10 +217,15 @@ def _pools(workers: Iterable[Worker]) -> list[_Pool]:
 
 
 def _pool(members: Sequence[Worker]) -> _Pool:
-    prefill = tuple(worker for worker in members if worker.role is Role.PREFILL)
-    decode = tuple(worker for worker in members if worker.role is Role.DECODE)
-    both = tuple(worker for worker in members if worker.role is Role.BOTH)
+    prefill, decode, both = (
+        _well_or_all([worker for worker in members if worker.role is role]) for role in (Role.PREFILL, Role.DECODE, Role.BOTH)
+    )
     return _Pool(prefill, decode, both if prefill else both + decode)
+
+
+def _well_or_all(members: Sequence[Worker]) -> tuple[Worker, ...]:
+    """Without the degraded, unless nobody else is left."""
+    return tuple(worker for worker in members if not worker.degraded) or tuple(members)
 
 
 def _least(items: Sequence[T], load: Callable[[T], float], random: Random) -> T:

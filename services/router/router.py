@@ -12,9 +12,11 @@ from random import Random
 from typing import TypeVar
 
 from schemas.control import CancelJob
+from schemas.errors import UnreadableMessage
 from schemas.job import Job
 from schemas.state import Cause, Death, EdgeBeat, QueueReport, WorkerState
 from schemas.subjects import Subjects
+from services.bus import advisories
 from services.bus.interface import Bus, Msg, Subscription
 from services.bus.typed import Refusals, listen
 from services.bus.work_queue import WorkQueue
@@ -22,6 +24,7 @@ from services.clock import Clock
 from services.router.cancel import Cancels
 from services.router.cancelled import CancelledJobs
 from services.router.deaths import announce
+from services.router.disconnects import Disconnects
 from services.router.dispatch import Dispatcher
 from services.router.drain_rate import DrainRate
 from services.router.pulled import Pulled
@@ -50,9 +53,11 @@ class Router:
         self._subjects = subjects
         self._refusals = refusals
         self._drain_s = settings.router.drain_timeout_s
+        self._account = settings.nats.account
         self.view = View(clock, bus)
         self.waiting = Waiting(bus.process, subjects, clock)
         self.edges = EdgeWatch(bus, clock)
+        self.disconnects = Disconnects(bus, clock, self._on_away)
         self.drained = DrainRate(clock)
         cancelled = CancelledJobs(clock)
         dispatcher = Dispatcher(bus, subjects, self.view, cancelled, random)
@@ -71,10 +76,13 @@ class Router:
         """Hear workers, edges, other routers and cancels; count the queue. Raises `Disconnected`."""
         subjects = self._subjects
         await self._hear(subjects.worker_state_any(), WorkerState, self._on_worker)
-        await self._hear(subjects.edge_state_any(), EdgeBeat, lambda beat, _: self.edges.beat(beat))
+        await self._hear(subjects.edge_state_any(), EdgeBeat, self._on_edge)
         await self._hear(subjects.dead_any(), Death, self._on_death)
-        await self._hear(subjects.queue_any(), QueueReport, lambda report, _: self.waiting.heard(report))
+        await self._hear(subjects.queue_any(), QueueReport, self._on_report)
         await self._hear(subjects.cancel(), CancelJob, self.cancels.on_cancel)
+        if self._account:
+            await self._advised(advisories.disconnected(self._account), self.disconnects.ended)
+            await self._advised(advisories.connected(self._account), self.disconnects.heard)
         self._tasks.spawn(self.queue_path.poll(), "count the queue")
         self._tasks.spawn(self._upkeep(), "upkeep")
 
@@ -116,7 +124,22 @@ class Router:
     async def _hear(self, subject: str, kind: type[M], handler: Callable[[M, Msg], None]) -> None:
         self._heard.append(await listen(self._bus, subject, kind, handler, refusals=self._refusals))
 
+    async def _advised(self, subject: str, then: Callable[[str], None]) -> None:
+        """Call `then` with each process that the server names on `subject`."""
+
+        def receive(msg: Msg) -> None:
+            try:
+                process = advisories.process_of(msg.data)
+            except UnreadableMessage as error:
+                self._refusals.refuse(msg.subject, error)
+                return
+            if process:
+                then(process)
+
+        self._heard.append(await self._bus.subscribe(subject, receive))
+
     def _on_worker(self, state: WorkerState, _: Msg) -> None:
+        self.disconnects.heard(state.process)
         new = state.model not in self.view.models()
         for process in self.view.observe(state):
             self._tasks.spawn(announce(self._bus, self._subjects, process, Cause.REPLACED), f"death of {process}")
@@ -128,6 +151,21 @@ class Router:
         self.view.died(death.process, death.cause)
         if death.cause is not Cause.DISCONNECTED:
             self.edges.died(death.process)
+            self.disconnects.died(death.process)
+
+    def _on_edge(self, beat: EdgeBeat, _: Msg) -> None:
+        self.disconnects.heard(beat.process)
+        self.edges.beat(beat)
+
+    def _on_report(self, report: QueueReport, _: Msg) -> None:
+        self.disconnects.heard(report.router)
+        self.waiting.heard(report)
+
+    def _on_away(self, process: str) -> None:
+        """A worker's connection ended, and it did not come back. Of others nobody needs to hear before they are silent."""
+        if process in self.view:
+            away = announce(self._bus, self._subjects, process, Cause.DISCONNECTED, lambda: self.disconnects.away(process))
+            self._tasks.spawn(away, f"{process} is away")
 
     async def _upkeep(self) -> None:
         while True:
@@ -135,3 +173,4 @@ class Router:
             self.view.forget_old()
             self.waiting.forget_old()
             self.edges.sweep()
+            self.disconnects.forget_old()

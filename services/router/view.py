@@ -13,6 +13,7 @@ from typing import Protocol
 
 from schemas.identity import replaces
 from schemas.state import Cause, Credits, WorkerState
+from services.bus.silence import QUIET_S
 from services.clock import Clock
 from services.router.placement import Worker
 
@@ -50,6 +51,8 @@ class _Entry:
     state: WorkerState
     credits: Credits
     heard: float
+    away: bool = False
+    """The server saw its connection end, and it was not heard since."""
     charges: list[Charge] = field(default_factory=list)
 
 
@@ -74,7 +77,7 @@ class View:
         for known in replaced:
             self.remove(known)
         entry = self._entries.setdefault(name, _Entry(state, state.credits, 0.0))
-        entry.state, entry.heard = state, self._clock.monotonic()
+        entry.state, entry.heard, entry.away = state, self._clock.monotonic(), False
         self._served[state.model] = entry.heard
         self.learn(name, state.credits)
         entry.charges = [charge for charge in entry.charges if charge.open_at(state.credits.version)]
@@ -87,9 +90,12 @@ class View:
             entry.credits = credits
 
     def died(self, process: str, cause: Cause) -> None:
-        """`hr.dead` said so. A process that is only disconnected may come back; its silence is what counts."""
+        """`hr.dead` said so. A process that is only disconnected may come back: a beat of it says so."""
+        entry = self._entries.get(process)
         if cause is not Cause.DISCONNECTED:
             self.remove(process)
+        elif entry is not None and self._clock.monotonic() - entry.heard > QUIET_S:
+            entry.away = True
 
     def remove(self, process: str) -> None:
         """Not used again, whatever is still on its way from it."""
@@ -132,6 +138,9 @@ class View:
 
     # what is seen
 
+    def __contains__(self, process: str) -> bool:
+        return process in self._entries
+
     def models(self) -> set[str]:
         """Models with a live worker."""
         return {entry.state.model for entry in self._live()}
@@ -171,4 +180,5 @@ def _estimate(entry: _Entry) -> Worker:
         decode_slots=credits.decode_slots - sum(charge.slots for charge in open_charges),
         kv_blocks=credits.kv_blocks - sum(charge.blocks for charge in open_charges),
         draining=state.draining,
+        degraded=entry.away,
     )

@@ -138,6 +138,40 @@ async def test_a_run_of_a_digest_that_nobody_wants_is_cancelled_unless_it_has_en
     await collect(handle)
 
 
+async def test_a_disconnected_owner_is_left_at_once_and_it_is_no_death(watched: Cluster, clock: ManualClock) -> None:
+    handle, _ = await _owned(watched)
+    clock.advance(0.5)
+    watched.report()
+    await asyncio.sleep(0.01)
+    watched.die(DECODE, Cause.DISCONNECTED)
+    await _finish(watched, handle, 2)
+    assert watched.cancelled(DECODE, RUN)  # it may compute on, and come back
+    assert handle._job.deaths == 0
+
+
+async def test_who_was_heard_since_is_not_disconnected(watched: Cluster, clock: ManualClock) -> None:
+    handle, job = await _owned(watched)
+    clock.advance(0.5)
+    watched.tokens(DECODE, job, RUN, 0, [5])
+    watched.report()
+    await asyncio.sleep(0.01)
+    watched.die(DECODE, Cause.DISCONNECTED)
+    await asyncio.sleep(0.01)
+    assert handle._job.attempt == 1
+    watched.tokens(DECODE, job, RUN, 1, [6], finish=FinishReason.STOP)
+    await collect(handle)
+
+
+async def test_disconnected_together_with_the_router_it_is_the_bus(watched: Cluster, clock: ManualClock) -> None:
+    handle, job = await _owned(watched)
+    clock.advance(0.5)
+    watched.die(DECODE, Cause.DISCONNECTED)
+    await asyncio.sleep(0.01)
+    assert handle._job.attempt == 1
+    watched.tokens(DECODE, job, RUN, 0, [6], finish=FinishReason.STOP)
+    await collect(handle)
+
+
 @pytest.mark.parametrize("owned", [True, False])
 async def test_cut_off_for_too_long_a_job_ends_and_says_so(cluster: Cluster, owned: bool) -> None:
     timing = replace(FAST, cut_off_s=0.3)

@@ -120,6 +120,7 @@ MAY_HEAR: dict[str, tuple[str, ...]] = {
         S.dead_any(),
         "$SRV.PING",
         "$SYS.ACCOUNT.HEADRACE.DISCONNECT",
+        "$SYS.ACCOUNT.HEADRACE.CONNECT",
     ),
     "prefill": (f"_INBOX.prefill.{P}.*", S.prefill_submit("*"), *WORKER_HEARS),
     "decode": (f"_INBOX.decode.{D}.*", *DECODE_HEARS, *WORKER_HEARS),

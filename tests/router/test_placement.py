@@ -55,6 +55,13 @@ def decide(workers: list[Worker], tokens: int = 32, weights: str = "", without: 
         pytest.param([B], Local("b1", 3), id="both phases on one"),
         pytest.param([D], Local("d1", 3), id="decode alone prefills locally"),
         pytest.param([P], NoCredit("no_pair"), id="prefill alone waits for a decode"),
+        pytest.param([P, D, worker("d2", Role.DECODE, degraded=True, kv_blocks=100)], Pair("p1", "d1", 3), id="who is well"),
+        pytest.param([P, worker("d2", Role.DECODE, degraded=True)], Pair("p1", "d2", 3), id="the last of its pool, degraded"),
+        pytest.param(
+            [P, worker("d1", Role.DECODE, decode_slots=0), worker("d2", Role.DECODE, degraded=True)],
+            NoCredit("no_credit"),
+            id="rather wait than go to the degraded",
+        ),
         pytest.param(
             [P, worker("d1", Role.DECODE, kv_compat="other")],
             Local("d1", 3),

@@ -85,10 +85,16 @@ def test_the_dead_are_gone_at_once_and_for_good(view: View, cause: Cause) -> Non
     assert not view.workers(MODEL)
 
 
-def test_disconnected_is_no_death(view: View) -> None:
+def test_disconnected_is_no_death(view: View, clock: ManualClock) -> None:
+    """It is marked until its next beat; a word that comes after one means nothing."""
     view.observe(state())
     view.died(D1, Cause.DISCONNECTED)
-    assert view.workers(MODEL)
+    assert not only(view).degraded
+    clock.advance(0.5)
+    view.died(D1, Cause.DISCONNECTED)
+    assert only(view).degraded
+    view.observe(state(2))
+    assert not only(view).degraded
 
 
 def test_a_newer_start_replaces_the_older_one(view: View) -> None:

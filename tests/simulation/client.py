@@ -34,6 +34,9 @@ class Record:
     cut_off: bool = False
     """Its edge's own connection was seen to be down for as long as ends a stream."""
     wrong: str = ""
+    pause: float = 0.0
+    """The longest time between two arrivals of tokens."""
+    last: float | None = None
     received: int = 0
     stalled: float = 0.0
 
@@ -41,6 +44,9 @@ class Record:
     """Choices that ended, or that the client has enough of: nothing of them may come any more."""
 
     def take(self, news: Delta) -> None:
+        now = asyncio.get_running_loop().time()
+        self.pause = max(self.pause, now - (now if self.last is None else self.last))
+        self.last = now
         have, (expected, reason) = self.tokens[news.choice], self.expected[news.choice]
         begin = len(have)
         have += news.tokens

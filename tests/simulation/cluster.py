@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from schemas.codec import encode
+from schemas.codec import encode, encode_json
 from schemas.errors import Disconnected
 from schemas.identity import process_id
 from schemas.state import Cause, Death, Role
 from schemas.subjects import Subjects
+from services.bus import advisories
 from services.bus.memory import MemoryBus
 from services.bus.memory_queue import MemoryWorkQueue
 from services.clock import LoopClock
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network, State
-from tests.simulation.nodes import Node, serve_edge, serve_router, serve_worker
+from tests.simulation.nodes import ACCOUNT, Node, serve_edge, serve_router, serve_worker
 from tests.simulation.plan import Fault, Plan
 from tests.simulation.queue import Reached
 from tests.simulation.transfer import Wires
@@ -114,7 +115,7 @@ class Cluster:
             return
         node.process.kill()
         self.network.heal(node.process.id)
-        self.network.drop(node.process.id)
+        self._drop(node.process.id)
         self.wires.servers.pop(node.process.id, None)
         self.wires.killed(node.process)
         if fault.flag:
@@ -142,14 +143,14 @@ class Cluster:
     def _heal(self, process: str, anew: bool) -> None:
         """`anew`: the connection did not survive; the client sees that now, and connects again."""
         if anew:
-            self.network.drop(process)
-            self.loop.call_later(0.1, self.network.restore, process)
+            self._drop(process)
+            self.loop.call_later(0.1, self._restore, process)
         self.network.heal(process)
 
     def disconnect(self, fault: Fault) -> None:
         process = self.nodes[fault.victim].process.id
-        self.network.drop(process)
-        self.loop.call_later(fault.lasts, self.network.restore, process)
+        self._drop(process)
+        self.loop.call_later(fault.lasts, self._restore, process)
 
     def nats_down(self, fault: Fault) -> None:
         for node in self.nodes.values():
@@ -164,6 +165,19 @@ class Cluster:
 
     def break_transfers(self, fault: Fault) -> None:
         self.wires.break_some(0.5)
+
+    def _drop(self, process: str) -> None:
+        """The connection of one process ends, and the server says so."""
+        self.network.drop(process)
+        self._advise(advisories.disconnected(ACCOUNT), process)
+
+    def _restore(self, process: str) -> None:
+        self.network.restore(process)
+        if self.network.link(process).bus.connected:
+            self._advise(advisories.connected(ACCOUNT), process)
+
+    def _advise(self, subject: str, process: str) -> None:
+        self.network.advise(subject, encode_json({"client": {"name": process}}))
 
     def _start_again(self, node: Node) -> None:
         if node.exited and self.nodes[node.name] is node:

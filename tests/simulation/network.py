@@ -13,6 +13,7 @@ from random import Random
 
 import xxhash
 
+from services.bus.interface import Msg
 from services.bus.memory import Delivery, MemoryBroker, MemoryBus
 from tests.simulation.loop import Process, VirtualLoop
 
@@ -34,6 +35,7 @@ class Weather:
 
 CALM = Weather()
 FASTEST_S, SLOWEST_S = 0.0002, 0.002
+ADVICE_S = 0.005
 
 
 class State(Enum):
@@ -129,6 +131,14 @@ class Network:
             link.bus.reconnect()
 
     # messages
+
+    def advise(self, subject: str, data: bytes) -> None:
+        """What the server itself says: to whoever listens and is connected, whatever the weather."""
+        for target in self.broker.listeners(subject):
+            link = self._links[target.bus.process]
+            if link.state is State.OPEN:
+                delivery = Delivery("server", target, Msg(subject, data), target.bus.epoch)
+                self.loop.call_at(self.loop.time() + ADVICE_S, self._arrive, delivery, context=link.process.context)
 
     def _deliver(self, delivery: Delivery) -> None:
         sender, target = self._links.get(delivery.sender), self._links[delivery.target.bus.process]

@@ -25,7 +25,7 @@ from services.kv.transfer.interface import Outcome
 from services.prefill.prefill import Prefill
 from services.router.router import Router
 from services.router.service import WARM_UP_S
-from services.settings import Settings
+from services.settings import NatsSettings, Settings
 from services.telemetry.metrics import Metrics
 from services.worker.service import Phase, run
 from services.worker.worker import Worker
@@ -37,7 +37,8 @@ from tests.simulation.transfer import Client, Server, Wires
 
 MODEL = "m"
 BLOCK_TOKENS = 4
-SETTINGS = Settings(model=MODEL)
+ACCOUNT = "HEADRACE"
+SETTINGS = Settings(model=MODEL, nats=NatsSettings(account=ACCOUNT))
 METRICS = Metrics.null()
 DRAIN_S = 2.0
 

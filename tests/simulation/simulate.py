@@ -22,13 +22,16 @@ _WARM_S = 1.4
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`trace` is a hash of every message that arrived; `seconds` virtual ones."""
+    """`trace` is a hash of every message that arrived; `seconds` virtual ones. `pauses`: of each client the longest time from its
+    first token on without a new one; `attempts` it took."""
 
     seed: int
     trace: int
     arrived: int
     seconds: float
     outcomes: Counter[str]
+    pauses: tuple[float, ...]
+    attempts: tuple[int, ...]
 
 
 class Failed(AssertionError):
@@ -41,9 +44,14 @@ class Failed(AssertionError):
 
 
 def simulate(seed: int, *, kinds: tuple[str, ...] = (), log: bool = False) -> Result:
+    """The story of one seed. Raises `Failed`."""
+    return play(plan(seed, kinds), log=log)
+
+
+def play(plan: Plan, *, log: bool = False) -> Result:
     """Raises `Failed`."""
-    loop = VirtualLoop()
-    simulation = _Simulation(loop, plan(seed, kinds), log)
+    seed, loop = plan.seed, VirtualLoop()
+    simulation = _Simulation(loop, plan, log)
     try:
         with errors_noticed(simulation.cluster.failures):
             return loop.run_until_complete(simulation.run())
@@ -84,6 +92,8 @@ class _Simulation:
             cluster.network.arrived,
             loop.time(),
             Counter(r.outcome or "edge_died" for r in self._records),
+            tuple(record.pause for record in self._records),
+            tuple(record.job.attempt for record in self._records),
         )
         for record in self._records:
             judge(record, self._plan)

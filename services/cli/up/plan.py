@@ -14,6 +14,8 @@ from services.cli.failure import CommandError
 from services.cli.up.keeper import Program
 from services.settings import Settings
 
+ACCOUNT = "HEADRACE"
+"""Of the users in infra/nats/permissions.conf."""
 STOP_S = 10.0
 """Seconds to leave in, beside what a drain may take. Only the edge has something to wait for: it stops first, and behind it
 everything is idle."""
@@ -69,6 +71,7 @@ def plan(settings: Settings, counts: Counts, nats_url: str, passwords: Mapping[s
         "HEADRACE_WORKER__ENGINE": settings.worker.engine,
         "HEADRACE_NATS__URL": nats_url,
         "HEADRACE_NATS__PREFIX": settings.nats.prefix,
+        "HEADRACE_NATS__ACCOUNT": ACCOUNT,
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -20,6 +20,7 @@ from services.edge.jobs.peers import Peers, Word
 from services.edge.jobs.recovery import Recovery
 from services.edge.jobs.strangers import Strangers
 from services.edge.jobs.timing import Timing
+from services.edge.jobs.vigil import Vigil
 from services.edge.jobs.wire import Wire
 
 
@@ -32,6 +33,7 @@ class Inbox:
         recovery: Recovery,
         board: ModelBoard,
         peers: Peers,
+        vigil: Vigil,
         timing: Timing,
     ) -> None:
         self._jobs = jobs
@@ -40,6 +42,7 @@ class Inbox:
         self._recovery = recovery
         self._board = board
         self._peers = peers
+        self._vigil = vigil
         self._timing = timing
 
     def on_reply(self, reply: Frames | Digest, msg: Msg) -> None:
@@ -129,6 +132,7 @@ class Inbox:
     def on_death(self, death: Death, _: Msg) -> None:
         """Who left ended its runs before; what it said of them may have been lost."""
         if death.cause is Cause.DISCONNECTED:
+            self._vigil.disconnected(death.process)
             return
         self._peers.gone(death.process, death.cause)
         for job in self._jobs.values():

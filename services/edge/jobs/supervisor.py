@@ -76,7 +76,7 @@ class Supervisor:
         peers = Peers(clock)
         self._requeue = Requeue(self._jobs, submission, self.models, bus)
         self._vigil = Vigil(self._jobs, peers, bus, clock, self._timing)
-        self._inbox = Inbox(self._jobs, self._wire, strangers, recovery, self.models, peers, self._timing)
+        self._inbox = Inbox(self._jobs, self._wire, strangers, recovery, self.models, peers, self._vigil, self._timing)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: dict[str, Callable[[], None]] = {}
         self._subscriptions: list[Subscription] = []

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from schemas.errors import Unavailable
 from services.bus.interface import Bus
-from services.bus.silence import SILENT_S, patience
+from services.bus.silence import QUIET_S, SILENT_S, TOGETHER_S, is_the_bus, patience
 from services.clock import Clock
 from services.edge.jobs.active import ActiveJob, AttemptEnd
 from services.edge.jobs.peers import Peers
@@ -59,6 +59,18 @@ class Vigil:
                 self._end(job, "missing")
             elif silent > SILENT_S and silent > patience(job.word.at, heard, now):
                 self._end(job, "silent")
+
+    def disconnected(self, process: str) -> None:
+        """A router saw the connection of this worker end and not come back: its runs begin again elsewhere. It is no death."""
+        now, word = self._clock.monotonic(), self._peers.last(process)
+        at = word.at if word is not None else now - TOGETHER_S
+        if now - at <= QUIET_S or self._bus.steady_for() < self._timing.settle_s:
+            return
+        lost = [job for job in self._jobs.values() if job.in_charge == process and not job.over.done() and not job.closed]
+        heard = self._peers.heard({process, *(job.owner for job in self._jobs.values())})
+        if not is_the_bus(at, heard, now, QUIET_S):
+            for job in lost:
+                self._end(job, "disconnected")
 
     def _left_out(self, job: ActiveJob) -> bool:
         """The owner's last digests do not mention the run."""

@@ -177,7 +177,8 @@ class Cluster:
             self._advise(advisories.connected(ACCOUNT), process)
 
     def _advise(self, subject: str, process: str) -> None:
-        self.network.advise(subject, encode_json({"client": {"name": process}}))
+        if self.plan.advice:
+            self.network.advise(subject, encode_json({"client": {"name": process}}))
 
     def _start_again(self, node: Node) -> None:
         if node.exited and self.nodes[node.name] is node:

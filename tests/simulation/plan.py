@@ -84,6 +84,8 @@ class Plan:
     """(from, to, weather)."""
     wall_offsets: tuple[float, ...]
     wall_drifts: tuple[float, ...]
+    advice: bool = True
+    """Routers hear from the server whose connection ended."""
 
     @property
     def names(self) -> list[str]:
@@ -92,7 +94,7 @@ class Plan:
 
 
 def plan(seed: int, kinds: tuple[str, ...] = ()) -> Plan:
-    """`kinds` limits the faults, storms and several choices; () = all."""
+    """`kinds` limits the faults, storms, several choices and the server's advice; () = all."""
     random = Random(f"headrace {seed}")
     edges, routers = _few(random), _few(random)
     prefill, decode, both = _few(random), _few(random), int(random.random() < 0.25)
@@ -118,6 +120,7 @@ def plan(seed: int, kinds: tuple[str, ...] = ()) -> Plan:
         storms=tuple(_storms(random)) if not kinds or "storm" in kinds else (),
         wall_offsets=tuple(random.choice((0.0, random.uniform(-2.0, 2.0))) for _ in names),
         wall_drifts=tuple(random.choice((0.0, random.uniform(-1e-4, 1e-4))) for _ in names),
+        advice=not kinds or "advice" in kinds,
     )
 
 

@@ -99,6 +99,7 @@ class WorkerSettings(_Section):
 
     `threads`: cores that one step uses at most, 0 = all there are. `machine_workers`: how many workers of this machine share its
     memory (and its cores, where the engine has no arbiter); `headrace up` tells them.
+    `speculative_tokens`: guess so many tokens ahead of each sequence by prompt lookup, 0 = none.
     `prefix_cache`: keep full KV blocks for prompts that begin alike, as long as nobody else needs the room.
     """
 
@@ -110,6 +111,7 @@ class WorkerSettings(_Section):
     max_batch: int = Field(32, gt=0)
     step_tokens: int = Field(512, gt=0)
     step_target_s: float = Field(0.06, gt=0)
+    speculative_tokens: int = Field(0, ge=0, le=7)
     threads: int = Field(0, ge=0)
     transfer: Literal["auto", "shm", "tcp", "nixl"] = "auto"
     transfer_host: str = "127.0.0.1"

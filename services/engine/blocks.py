@@ -54,6 +54,13 @@ class SequenceBlocks:
         if missing > 0:
             sequence.blocks += tuple(self._pool.extend(sequence.holder, missing))
 
+    def reach(self, sequence: Sequence, beyond: int) -> int:
+        """How many tokens after its ids, up to `beyond`, its blocks hold. More are taken only where nobody uses them."""
+        missing = self.needed(len(sequence.ids) + beyond) - len(sequence.blocks)
+        if 0 < missing <= self._pool.free:
+            sequence.blocks += tuple(self._pool.extend(sequence.holder, missing))
+        return max(0, min(beyond, len(sequence.blocks) * self._info.block_tokens - len(sequence.ids)))
+
     def branch(self, trunk: Sequence, branches: list[Sequence]) -> None:
         """Each of `branches` takes a share in the blocks that `trunk` has filled, and some of those it has beyond."""
         filled = self.needed(trunk.computed)
@@ -78,7 +85,7 @@ class SequenceBlocks:
 
     def must_be_writable(self, chunk: Chunk) -> None:
         """Raises LedgerError when the chunk would write into a block that is shared or sealed: a bug of ours."""
-        first, end = chunk.start // self._info.block_tokens, self.needed(chunk.start + chunk.count)
+        first, end = chunk.start // self._info.block_tokens, self.needed(chunk.end)
         shared = [block for block in chunk.sequence.blocks[first:end] if not self._pool.writable(block)]
         if shared:
             raise LedgerError(f"run {chunk.sequence.run} would write into shared blocks {shared}")

@@ -9,8 +9,8 @@ from services.clock import Clock
 from services.engine.core import StepEngine
 from services.engine.grammars import kinds, read_grammars
 from services.engine.protocol import DecodeEngine, EngineInfo
-from services.engine.scheduler import ChunkedScheduler
 from services.engine.scripted import VERSION, ScriptedRunner, Timing, load_scripts
+from services.engine.speculation import build_scheduler
 from services.kv import memory as kv_memory
 from services.kv.hashing import kv_compat
 from services.kv.pool import BlockPool
@@ -72,8 +72,7 @@ def build_scripted(files: ModelFiles, settings: Settings, clock: Clock) -> StepE
         step_tokens=worker.step_tokens,
         max_batch=worker.max_batch,
     )
-    scheduler = ChunkedScheduler(max_batch=worker.max_batch, max_tokens=worker.step_tokens, target_s=worker.step_target_s)
-    return StepEngine(info, pool, runner, scheduler, clock, grammars)
+    return StepEngine(info, pool, runner, build_scheduler(worker, info, pool), clock, grammars)
 
 
 def _plain_ids(files: ModelFiles, vocab_size: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 
 from schemas.errors import InternalError, InvalidRequest
 from schemas.handoff import FirstToken
@@ -194,7 +195,7 @@ class StepEngine:
     def _report(self, report: StepReport) -> None:
         ended = self._runs.take_ended()
         if self._on_step is not None and (report.tokens or report.prefilled or ended or report.seconds):
-            self._on_step(StepReport(report.tokens, report.prefilled, ended, report.seconds))
+            self._on_step(replace(report, ended=ended))
 
 
 def _say_why_it_died(task: asyncio.Task[None]) -> None:

@@ -1,11 +1,13 @@
 """Between a step and the sampler: what each chunk draws, made on the event loop, and logits → outcomes, in the computing thread.
 
-Knows no torch. Invariant: `outcomes` reads nothing of a sequence; what a draw refers to changes only between steps.
+Knows no torch. Invariant: `outcomes` reads nothing of a sequence; what a draw refers to changes between steps, and by it alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,28 +22,59 @@ from services.engine.sequence import TRUNK
 from services.engine.sequence import Sequence as EngineSequence
 from services.text.grammar import BadGrammar
 
-Draws = tuple[Draw, ...]
-"""What one chunk draws from its row of logits: nothing, one token, or one for each choice that begins there."""
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What one chunk draws from its rows of logits: nothing, one token, one for each choice that begins there, or, of a draft,
+    one from each row as long as the draft is right."""
+
+    draws: tuple[Draw, ...] = ()
+    draft: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return len(self.draft) + bool(self.draws)
 
 
 def draws_of(step: Step, eos_ids: frozenset[int]) -> list[Draws]:
     """For each chunk of `step`. `eos_ids` are not drawn before a choice has its `min_tokens`."""
-    return [_of_chunk(chunk, eos_ids) if chunk.samples else () for chunk in step.chunks]
+    return [_of_chunk(chunk, eos_ids) if chunk.samples else Draws() for chunk in step.chunks]
 
 
 def outcomes(logits: NDArray[np.float32], draws: Sequence[Draws]) -> list[Outcome]:
-    """One outcome a chunk. `logits` [chunks that draw, vocab] in the order of `draws`."""
-    counts = [len(of_chunk) for of_chunk in draws if of_chunk]
-    rows = logits if len(counts) == sum(counts) else np.repeat(logits, counts, axis=0)
-    drawn = iter(sample(rows, [draw for of_chunk in draws for draw in of_chunk]))
-    return [_outcome([next(drawn) for _ in of_chunk]) if of_chunk else None for of_chunk in draws]
+    """One outcome a chunk. `logits` [rows of all chunks, vocab] in the order of `draws`."""
+    ends = accumulate(of_chunk.rows for of_chunk in draws)
+    return [_outcome(logits[end - of_chunk.rows : end], of_chunk) for end, of_chunk in zip(ends, draws, strict=True)]
+
+
+def accept(draft: Sequence[int], draw: Callable[[int], Sampled | Failed]) -> Outcome:
+    """The tokens of a draft's rows: `draw(row)` for one after the other, up to the first that is not what the draft said.
+
+    A draw that fails does so only as the first one; else it is left to the next step, where it comes first.
+    """
+    tokens: list[Sampled] = []
+    for row in range(len(draft) + 1):
+        drawn = draw(row)
+        if isinstance(drawn, Failed):
+            return tuple(tokens) or drawn
+        tokens.append(drawn)
+        if drawn.complete or row == len(draft) or drawn.token != draft[row]:
+            break
+    return tuple(tokens)
 
 
 def _of_chunk(chunk: Chunk, eos_ids: frozenset[int]) -> Draws:
     sequence = chunk.sequence
-    sampling, index, history = sequence.sampling, sequence.generated, _history(sequence)
-    banned = tuple(sequence.enders(eos_ids)) if index < sampling.min_tokens else ()
-    return tuple(Draw(sampling, choice, index, banned, history, constraint_of(sequence)) for choice in sequence.drawing)
+    enders, history, constraint = tuple(sequence.enders(eos_ids)), _history(sequence), constraint_of(sequence)
+
+    def draw(choice: int, index: int) -> Draw:
+        banned = enders if index < sequence.sampling.min_tokens else ()
+        return Draw(sequence.sampling, choice, index, banned, history, constraint)
+
+    first = sequence.generated
+    if chunk.draft:
+        return Draws(tuple(draw(sequence.choice, first + row) for row in range(len(chunk.draft) + 1)), chunk.draft)
+    return Draws(tuple(draw(choice, first) for choice in sequence.drawing))
 
 
 def _history(sequence: EngineSequence) -> History | None:
@@ -68,10 +101,22 @@ def constraint_of(sequence: EngineSequence) -> Constraint | None:
     return constraint
 
 
-def _outcome(drawn: Iterable[Sampled | Failed]) -> Outcome:
+def _outcome(rows: NDArray[np.float32], draws: Draws) -> Outcome:
+    if not draws.draws:
+        return None
+    if draws.draft:
+        return accept(draws.draft, lambda row: _after_draft(rows, draws, row))
     tokens: list[Sampled] = []
-    for one in drawn:
+    for one in sample(np.broadcast_to(rows, (len(draws.draws), rows.shape[1])), draws.draws):
         if isinstance(one, Failed):
             return one
         tokens.append(one)
     return tuple(tokens)
+
+
+def _after_draft(rows: NDArray[np.float32], draws: Draws, row: int) -> Sampled | Failed:
+    """Drawn from the row that comes after `row` tokens of the draft, which were right."""
+    draw = draws.draws[row]
+    if row and draw.history is not None:
+        draw.history.extend(draws.draft[row - 1 : row])
+    return sample(rows[row : row + 1], [draw])[0]

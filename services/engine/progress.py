@@ -11,6 +11,7 @@ from collections.abc import Sequence as Outcomes
 from schemas.lifecycle import State
 from schemas.reply import FinishReason
 from services.engine.blocks import SequenceBlocks
+from services.engine.drafts import next_limit
 from services.engine.live import LiveRuns
 from services.engine.protocol import EngineInfo, RunTotals, StepReport, TokenOutput
 from services.engine.runner import Failed, Outcome, Sampled
@@ -27,6 +28,7 @@ class Progress:
     def apply(self, step: Step, outcomes: Outcomes[Outcome] | None, seconds: float) -> StepReport:
         """`outcomes` None: what was computed is void."""
         tokens: list[TokenOutput] = []
+        drafted = accepted = 0
         prefilled: dict[int, RunTotals] = {}
         total = sum(chunk.count for chunk in step.chunks)
         for position, chunk in enumerate(step.chunks):
@@ -37,19 +39,37 @@ class Progress:
             if sequence.cancelled:
                 self._runs.leave(sequence, sequence.ending)
             elif outcomes is not None:
-                tokens += self._move_on(chunk, outcomes[position], prefilled)
-        return StepReport(tuple(tokens), prefilled, seconds=seconds)
+                news = self._move_on(chunk, outcomes[position], prefilled)
+                drafted, accepted = drafted + len(chunk.draft), accepted + max(0, len(news) - 1) * bool(chunk.draft)
+                tokens += news
+        return StepReport(tuple(tokens), prefilled, seconds=seconds, drafted=drafted, accepted=accepted)
 
     def _move_on(self, chunk: Chunk, outcome: Outcome, prefilled: dict[int, RunTotals]) -> list[TokenOutput]:
         sequence = chunk.sequence
         if isinstance(outcome, Failed):
             self._runs.end(sequence.run, State.FAILED, outcome.reason, outcome.code)
             return []
+        if chunk.draft:
+            return self._accept(chunk, outcome or ())
         sequence.computed += chunk.count
         self._blocks.seal(sequence)
         if outcome is None and not sequence.branching:
             return []  # more of its prompt is to come
         return self._draw(sequence, outcome or (), prefilled)
+
+    def _accept(self, chunk: Chunk, drawn: tuple[Sampled, ...]) -> list[TokenOutput]:
+        """One token more than the draft guessed right, or those up to one that ends the choice."""
+        sequence, outputs = chunk.sequence, list[TokenOutput]()
+        for token in drawn:
+            outputs.append(self._append(sequence, token))
+            if outputs[-1].finish is not None:
+                break
+        sequence.computed += len(outputs)
+        sequence.draft_limit = next_limit(len(chunk.draft), len(outputs) - 1)
+        self._blocks.seal(sequence)
+        if outputs[-1].finish is not None:
+            self._runs.leave(sequence, State.FINISHED)
+        return outputs
 
     def _draw(self, sequence: Sequence, drawn: tuple[Sampled, ...], prefilled: dict[int, RunTotals]) -> list[TokenOutput]:
         """Gives each choice that drew its token, and sees what becomes of the run."""

@@ -105,12 +105,17 @@ class RunEnd:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step did. `prefilled`: runs whose prompt is computed and that wait for their handoff, blocks still held."""
+    """What one step did. `prefilled`: runs whose prompt is computed and that wait for their handoff, blocks still held.
+
+    `drafted`: tokens that were guessed ahead; `accepted`: those of them that were right.
+    """
 
     tokens: tuple[TokenOutput, ...] = ()
     prefilled: Mapping[int, RunTotals] = field(default_factory=dict)
     ended: tuple[RunEnd, ...] = ()
     seconds: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
 
 
 OnStep = Callable[[StepReport], None]

@@ -28,7 +28,11 @@ class Failed:
 
 
 Outcome = tuple[Sampled, ...] | Failed | None
-"""What came of one chunk: a token for each choice in its sequence's `drawing`; None where the chunk does not sample."""
+"""What came of one chunk; None where it does not sample.
+
+Of one choice its next tokens in order, one and as many more as its draft guessed right; of several that begin, one for each in
+its sequence's `drawing`.
+"""
 
 
 class Runner(Protocol):

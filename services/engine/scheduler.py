@@ -17,12 +17,31 @@ from services.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Compute tokens `start`..`start+count-1` of a sequence; `samples`: the last one yields the next token, or several."""
+    """Compute tokens `start`..`start+count-1` of a sequence; `samples`: the last one yields the next token, or several.
+
+    The last of them may be a `draft`, a guess at what comes after the sequence's own ids: then each of these, and the token
+    before them, yields the one that really comes next.
+    """
 
     sequence: Sequence
     start: int
     count: int
     samples: bool
+    draft: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+    @property
+    def ids(self) -> list[int]:
+        """What it computes, [count]."""
+        return self.sequence.ids[self.start : self.end - len(self.draft)] + list(self.draft)
+
+    @property
+    def logit_rows(self) -> range:
+        """Which of its rows yield logits."""
+        return range(self.count - 1 - len(self.draft) if self.samples else self.count, self.count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import xxhash
 from schemas.errors import InvalidRequest
 from schemas.reply import Logprob
 from services.engine.constraint import Constraint, ConstraintBroken
-from services.engine.drawing import constraint_of
+from services.engine.drawing import accept, constraint_of
 from services.engine.runner import Failed, Outcome, Sampled
 from services.engine.scheduler import Chunk, Step
 from services.engine.sequence import Sequence as EngineSequence
@@ -97,7 +97,7 @@ class ScriptedRunner:
         sequences = [chunk.sequence for chunk in step.chunks]
         if not await self._wait(self._duration(step), sequences):
             return None
-        if any(chunk.samples and self._kills(chunk.sequence) for chunk in step.chunks):
+        if any(chunk.samples and self._kills(chunk) for chunk in step.chunks):
             await asyncio.sleep(_SLICE_S)  # a real engine dies beside the event loop, not ahead of what it still has to send
             os.kill(os.getpid(), signal.SIGKILL)
         self._forget_ended(sequences)
@@ -121,21 +121,36 @@ class ScriptedRunner:
         return True
 
     def _compute(self, chunk: Chunk) -> Outcome:
-        sequence, ids = chunk.sequence, chunk.sequence.ids
-        fingerprint = self._before(sequence, chunk.start)
-        for position in range(chunk.start, chunk.start + chunk.count):
-            fingerprint = _link(fingerprint, ids[position])
+        sequence, fingerprint = chunk.sequence, self._before(chunk.sequence, chunk.start)
+        fingerprints: list[int] = []
+        for position, token in enumerate(chunk.ids, chunk.start):
+            fingerprint = _link(fingerprint, token)
+            fingerprints.append(fingerprint)
             _SLOT.pack_into(*self._slot(sequence, position), fingerprint)
         if not chunk.samples:
             return None
+        if chunk.draft:
+            rows = fingerprints[chunk.logit_rows.start :]
+            return accept(chunk.draft, lambda row: self._after_draft(sequence, rows[row], row))
         try:
-            return tuple(self._sampled(sequence, fingerprint, choice) for choice in sequence.drawing)
+            return tuple(self._sampled(sequence, fingerprint, choice, sequence.generated) for choice in sequence.drawing)
         except ConstraintBroken as broken:
             return Failed(str(broken), InvalidRequest.code)
 
-    def _sampled(self, sequence: EngineSequence, fingerprint: int, choice: int) -> Sampled:
+    def _after_draft(self, sequence: EngineSequence, fingerprint: int, row: int) -> Sampled | Failed:
+        """A fault that is due after the first token comes with the next step."""
+        try:
+            return self._sampled(sequence, fingerprint, sequence.choice, sequence.generated + row)
+        except ConstraintBroken as broken:
+            return Failed(str(broken), InvalidRequest.code)
+        except ScriptedFault as fault:
+            if row == 0:
+                raise
+            return Failed(str(fault))
+
+    def _sampled(self, sequence: EngineSequence, fingerprint: int, choice: int, index: int) -> Sampled:
         constraint = constraint_of(sequence)
-        token = self._draw(sequence, fingerprint, choice, constraint)
+        token = self._draw(sequence, fingerprint, choice, index, constraint)
         complete = constraint is not None and constraint.take(token)
         count = sequence.sampling.logprobs
         if count is None:
@@ -160,12 +175,12 @@ class ScriptedRunner:
         block, offset = divmod(position, self._block_tokens)
         return self._pool.view(sequence.blocks[block]), offset * _SLOT.size
 
-    def _kills(self, sequence: EngineSequence) -> bool:
-        script = self._script(sequence)
-        return script is not None and script.kill_at == sequence.generated
+    def _kills(self, chunk: Chunk) -> bool:
+        script, first = self._script(chunk.sequence), chunk.sequence.generated
+        return script is not None and script.kill_at in range(first, first + len(chunk.draft) + 1)
 
-    def _draw(self, sequence: EngineSequence, fingerprint: int, choice: int, constraint: Constraint | None) -> int:
-        script, index = self._script(sequence, keep=True), sequence.generated
+    def _draw(self, sequence: EngineSequence, fingerprint: int, choice: int, index: int, constraint: Constraint | None) -> int:
+        script = self._script(sequence, keep=True)
         allowed = self._vocab if constraint is None else np.flatnonzero(constraint.allowed(self._size)).tolist()
         if script is not None:
             token = self._scripted(script, index)

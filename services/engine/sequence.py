@@ -19,6 +19,7 @@ from schemas.job import Sampling
 from schemas.lifecycle import State
 from schemas.reply import FinishReason
 from services.engine.constraint import Constraint
+from services.engine.drafts import FIRST_LIMIT
 from services.engine.history import History
 from services.engine.protocol import RunSpec, RunTotals
 from services.kv.holders import ChoiceHolder, Holder, RunHolder
@@ -36,6 +37,7 @@ class Sequence:
     `hashes`: identities of its first blocks, as far as they are known; the first `sealed` blocks are shareable. `history` is the
     sampler's, there when penalties ask for it. `dropped`: choices that nobody wants any more; `ending`: what its run ends as, if
     it is cancelled and was the last. `grammar` may still be compiling; `constraint`, the sampler's too, is the place in it.
+    `draft_limit`: how many tokens to guess next time, at most.
     """
 
     spec: RunSpec
@@ -53,6 +55,7 @@ class Sequence:
     history: History | None = None
     grammar: asyncio.Future[Compiled] | None = None
     constraint: Constraint | None = None
+    draft_limit: int = FIRST_LIMIT
     dropped: set[int] = field(default_factory=set)
     ending: State = State.CANCELLED
     holder: Holder = field(init=False)

@@ -44,6 +44,8 @@ class Metrics:
         self.handoffs = self._counter(names.HANDOFFS)
         self.handoff_time = self._histogram(names.HANDOFF_TIME)
         self.engine_step_time = self._histogram(names.ENGINE_STEP_TIME)
+        self.draft_tokens = self._counter(names.DRAFT_TOKENS)
+        self.accepted_tokens = self._counter(names.ACCEPTED_TOKENS)
         self.bus_refused = self._counter(names.BUS_REFUSED)
         self.bus_reconnects = self._counter(names.BUS_RECONNECTS)
         self.bus_errors = self._counter(names.BUS_ERRORS)

@@ -67,6 +67,8 @@ HANDOFFS = _counter("headrace_handoffs_total", "Handoffs that ended, by outcome.
 HANDOFF_TIME = _histogram("headrace_handoff_seconds", "From the offer of KV blocks to their release.", _FAST)
 
 ENGINE_STEP_TIME = _histogram("headrace_engine_step_seconds", "One engine step.", _TOKEN)
+DRAFT_TOKENS = _counter("headrace_spec_decode_draft_tokens_total", "Tokens guessed ahead by speculative decoding.")
+ACCEPTED_TOKENS = _counter("headrace_spec_decode_accepted_tokens_total", "Guessed tokens that were right.")
 
 BUS_REFUSED = _counter("headrace_bus_refused_total", "Messages refused whole, by subject family and reason.")
 BUS_RECONNECTS = _counter("headrace_bus_reconnects_total", "Times the NATS connection came back.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine
+from itertools import groupby
 from typing import Any
 
 from schemas.control import Control, Verb
@@ -112,9 +113,9 @@ class Worker:
         run.advance(state)
         self._event(run, state)
 
-    def frame(self, run: Run, output: TokenOutput) -> None:
-        """One token for the edge; sent with the next flush."""
-        run.last[output.choice] = output
+    def frame(self, run: Run, *outputs: TokenOutput) -> None:
+        """The next tokens of one choice for the edge, one at least; sent with the next flush."""
+        last = run.last[outputs[-1].choice] = outputs[-1]
         self.outbox.frame(
             run.job.reply_to,
             Frame(
@@ -122,13 +123,13 @@ class Worker:
                 job=run.job.job,
                 attempt=run.job.attempt,
                 hop=run.hop,
-                choice=output.choice,
-                index=output.index,
-                tokens=(output.token,),
-                logprobs=(output.logprob,) if output.logprob is not None else (),
-                finish=output.finish,
-                cached_tokens=output.cached_tokens,
-                compute_s=output.compute_s,
+                choice=last.choice,
+                index=outputs[0].index,
+                tokens=tuple(output.token for output in outputs),
+                logprobs=tuple(output.logprob for output in outputs if output.logprob is not None),
+                finish=last.finish,
+                cached_tokens=last.cached_tokens,
+                compute_s=last.compute_s,
             ),
         )
 
@@ -163,12 +164,12 @@ class Worker:
 
     def on_step(self, report: StepReport) -> None:
         """What one engine step did, as the engine reports it."""
-        for output in report.tokens:
-            run = self.runs.get(output.run)
+        for (run_id, _), outputs in groupby(report.tokens, lambda output: (output.run, output.choice)):
+            run = self.runs.get(run_id)
             if run is not None:
                 if run.state is State.PREFILLING and run.hop == 2:
                     run.advance(State.DECODING)
-                self.frame(run, output)
+                self.frame(run, *outputs)
         for prefilled in report.prefilled:
             run = self.runs.get(prefilled)
             if run is not None and self.on_prefilled is not None:
@@ -184,6 +185,9 @@ class Worker:
             self.beats.changed()
         if report.seconds:
             self.metrics.engine_step_time.record(report.seconds)
+        if report.drafted:
+            self.metrics.draft_tokens.add(report.drafted)
+            self.metrics.accepted_tokens.add(report.accepted)
 
     def stop_choices(self, run: Run, choices: Collection[int]) -> None:
         """The edge wants no more of these; the run ends with its last one."""

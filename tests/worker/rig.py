@@ -27,13 +27,14 @@ from services.clock import SystemClock
 from services.decode.decode import Decode
 from services.engine.core import StepEngine
 from services.engine.protocol import EngineInfo
-from services.engine.scheduler import ChunkedScheduler
 from services.engine.scripted import Script, ScriptedRunner, Timing
+from services.engine.speculation import build_scheduler
 from services.kv.pool import BlockPool
 from services.kv.prefix_cache import prefix_cache
 from services.kv.transfer.interface import TransferLimits
 from services.kv.transfer.memory import MemoryFetched, MemoryTransferClient, MemoryTransferServer
 from services.prefill.prefill import Prefill
+from services.settings import WorkerSettings
 from services.telemetry.metrics import Metrics
 from services.text.grammar import KINDS, model_vocabulary
 from services.text.grammar_cache import GrammarCache
@@ -53,7 +54,9 @@ EOS = 0
 _random = Random(7)
 
 
-def engine(timing: Timing, scripts: tuple[Script, ...], blocks: int = BLOCKS, *, cache: bool = True) -> StepEngine:
+def engine(
+    timing: Timing, scripts: tuple[Script, ...], blocks: int = BLOCKS, *, cache: bool = True, guess: int = 0
+) -> StepEngine:
     memory = memoryview(bytearray(blocks * 64))
     pool = BlockPool(blocks, block_bytes=64, memory=memory, prefix=prefix_cache(enabled=cache))
     runner = ScriptedRunner(pool, block_tokens=BLOCK_TOKENS, vocab=range(10, 300), eos_id=EOS, scripts=scripts, timing=timing)
@@ -72,7 +75,8 @@ def engine(timing: Timing, scripts: tuple[Script, ...], blocks: int = BLOCKS, *,
         max_batch=8,
     )
     grammars = GrammarCache(model_vocabulary(tiny_tokenizer_json(), 300, frozenset({EOS})))
-    return StepEngine(info, pool, runner, ChunkedScheduler(max_batch=8, max_tokens=64), SystemClock(), grammars)
+    scheduler = build_scheduler(WorkerSettings(max_batch=8, step_tokens=64, speculative_tokens=guess), info, pool)
+    return StepEngine(info, pool, runner, scheduler, SystemClock(), grammars)
 
 
 @dataclass
@@ -195,8 +199,9 @@ async def rig(
     pull_block_s: float = 0.0,
     edge_beats: bool = True,
     cache: bool = True,
+    guess: int = 0,
 ) -> AsyncIterator[Rig]:
-    """`Timing` delays make a stage long enough to do something in it."""
+    """`guess`: tokens that decode guesses ahead. `Timing` delays make a stage long enough to do something in it."""
     broker, clock, subjects, network = MemoryBroker(), SystemClock(), Subjects(), {}
     limits = limits or TransferLimits()
     buses = {name: MemoryBus(broker, process_id(name, time.time(), _random)) for name in ("e1", "r1", "p1", "d1")}
@@ -204,7 +209,7 @@ async def rig(
     await buses["e1"].subscribe(subjects.reply(buses["e1"].process), edge.on_reply)
     engines = {
         "p1": engine(prefill or Timing(), scripts, cache=cache),
-        "d1": engine(decode or Timing(), scripts, decode_blocks, cache=cache),
+        "d1": engine(decode or Timing(), scripts, decode_blocks, cache=cache, guess=guess),
     }
     roles = {"p1": Role.PREFILL, "d1": Role.DECODE}
     workers = {n: Worker(buses[n], subjects, engines[n], roles[n], clock, Metrics.null()) for n in engines}

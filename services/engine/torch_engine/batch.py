@@ -80,15 +80,14 @@ def build_batch(step: Step) -> Batch:
     spans: list[Span] = []
     singles: dict[int, list[tuple[int, Chunk]]] = {}
     for chunk in step.chunks:
-        first, end, own = len(ids), chunk.start + chunk.count, chunk.sequence.blocks
-        ids += chunk.sequence.ids[chunk.start : end]
+        first, end, own = len(ids), chunk.end, chunk.sequence.blocks
+        ids += chunk.ids
         positions += range(chunk.start, end)
         blocks += [own[position // BLOCK_TOKENS] for position in range(chunk.start, end)]
         last, filled = divmod(end, BLOCK_TOKENS)
         if filled and last * BLOCK_TOKENS >= chunk.start:
             fresh.append(own[last])
-        if chunk.samples:
-            sampled.append(len(ids) - 1)
+        sampled += [first + row for row in chunk.logit_rows]
         if chunk.count > 1:
             spans.append(Span(first, chunk.count, chunk.start, torch.tensor(own[: _blocks_for(end)])))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from services.clock import Clock
 from services.engine.core import StepEngine
 from services.engine.grammars import kinds, read_grammars
 from services.engine.protocol import EngineInfo
-from services.engine.scheduler import ChunkedScheduler
+from services.engine.speculation import build_scheduler
 from services.engine.torch_engine.backend import Backend
 from services.engine.torch_engine.config import LlamaConfig, load_config
 from services.engine.torch_engine.kernel.start import load_kernel
@@ -22,6 +23,7 @@ from services.models.errors import ModelError
 from services.models.store import ModelFiles
 from services.settings import WorkerSettings
 
+_log = logging.getLogger(__name__)
 NAME = "torch"
 VERSION = "1"
 """Raised when a change makes other bits of the same weights and ids."""
@@ -37,13 +39,14 @@ def build(files: ModelFiles, settings: WorkerSettings, clock: Clock, *, kernels:
     eos_ids = read_eos_ids(files.folder)
     backend = _backend(files, config, settings, eos_ids, kernels)
     grammars = read_grammars(files, config.vocab, eos_ids)
+    info = _info(files, config, settings, backend, eos_ids, kinds(grammars))
+    if settings.speculative_tokens and not backend.exact:
+        _log.warning("speculative decoding without exact rows: it may change tokens where two are nearly equally likely")
     return StepEngine(
-        info=_info(files, config, settings, backend, eos_ids, kinds(grammars)),
+        info=info,
         pool=backend.pool,
         runner=backend.runner,
-        scheduler=ChunkedScheduler(
-            max_batch=settings.max_batch, max_tokens=settings.step_tokens, target_s=settings.step_target_s
-        ),
+        scheduler=build_scheduler(settings, info, backend.pool),
         clock=clock,
         grammars=grammars,
     )

@@ -38,11 +38,10 @@ def build_batch(step: Step) -> Batch:
     tables: list[int] = []
     sampled: list[int] = []
     for chunk in step.chunks:
-        end = chunk.start + chunk.count
-        spans.append((len(ids), chunk.count, len(tables)))
-        ids += chunk.sequence.ids[chunk.start : end]
-        positions += range(chunk.start, end)
-        tables += chunk.sequence.blocks[: -(-end // BLOCK_TOKENS)]
-        if chunk.samples:
-            sampled.append(len(ids) - 1)
+        first = len(ids)
+        spans.append((first, chunk.count, len(tables)))
+        ids += chunk.ids
+        positions += range(chunk.start, chunk.end)
+        tables += chunk.sequence.blocks[: -(-chunk.end // BLOCK_TOKENS)]
+        sampled += [first + row for row in chunk.logit_rows]
     return Batch(*(np.array(values, np.int32) for values in (ids, positions, spans, tables, sampled)))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.engine.cores import CoreArbiter, lock_folder
+from services.engine.drafts import ROWS
 from services.engine.host import available_cores, available_memory
 from services.engine.torch_engine.backend import Backend
 from services.engine.torch_engine.config import LlamaConfig
@@ -54,7 +55,7 @@ class Kernel:
             map_checkpoint(files.safetensors),
             kv.content,
             kv_dtype=memory.DTYPE,
-            max_rows=settings.step_tokens + settings.max_batch,
+            max_rows=settings.step_tokens + max(settings.max_batch, ROWS),
             max_threads=cores.most,
         )
         return Backend(

@@ -22,6 +22,8 @@ from services.text.prompt import PromptEncoder
 from services.text.stream import TextStream
 from services.text.template import ChatTemplate
 from services.text.tokenizer import Tokenizer
+from services.text.tools.formats import ToolFormat
+from services.text.tools.grammar import Function
 
 INLINE_CHARACTERS = 4096
 """About a millisecond of work; more goes to a thread."""
@@ -37,6 +39,7 @@ class TextModel:
         self.defaults = defaults
         self._tokenizer = tokenizer
         self._vocabulary = tokenizer.size
+        self._template = template
         self._encoder = PromptEncoder(tokenizer, template)
         self._grammars = GrammarCache(byte_vocabulary())
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenise")
@@ -55,11 +58,16 @@ class TextModel:
         """How many token ids there are."""
         return self._vocabulary
 
-    async def encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The prompt's ids. Raises `InvalidRequest`."""
-        if sum(map(_characters, messages)) <= INLINE_CHARACTERS:
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How this model writes calls."""
+        return self._template.tool_format
+
+    async def encode(self, messages: Sequence[Mapping[str, Any]], functions: Sequence[Function] = ()) -> list[int]:
+        """The prompt's ids; `functions` may be called. Raises `InvalidRequest`."""
+        if not functions and sum(map(_characters, messages)) <= INLINE_CHARACTERS:
             return self._encoder.encode(messages)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._encoder.encode, messages)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._encoder.encode, messages, functions)
 
     async def encode_text(self, text: str) -> list[int]:
         """The ids of a raw prompt: special tokens spelled in it are such, and the model's own opening comes first.
@@ -82,12 +90,12 @@ class TextModel:
         """A token's text and its bytes, None for a special token."""
         return self._tokenizer.spell(token)
 
-    async def must_compile(self, grammar: Grammar) -> None:
-        """Raises `InvalidRequest` for a grammar that no worker could follow."""
+    async def must_compile(self, grammar: Grammar, param: str) -> None:
+        """Raises `InvalidRequest`, which names `param`, for a grammar that no worker could follow."""
         compiled = await self._grammars.get(grammar)
         if isinstance(compiled, BadGrammar):
-            text = f"The {_CALLED[grammar.kind]} in 'response_format' cannot be used: {compiled.reason.rstrip('.')}."
-            raise InvalidRequest(text, param="response_format")
+            text = f"The {_CALLED[grammar.kind]} in '{param}' cannot be used: {compiled.reason.rstrip('.')}."
+            raise InvalidRequest(text, param=param)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -97,6 +105,8 @@ class TextModel:
 def _characters(message: Mapping[str, Any]) -> int:
     """About how much there is to render and to encode."""
     content = message.get("content")
+    if message.get("tool_calls"):
+        return INLINE_CHARACTERS
     if isinstance(content, list):
         return _PER_MESSAGE + sum(_PER_MESSAGE + len(part.get("text", "")) for part in content)
     return _PER_MESSAGE + (len(content) if isinstance(content, str) else 0)

@@ -22,6 +22,8 @@ from typing import Any
 from schemas.errors import InvalidRequest
 from services.text.template import ChatTemplate, Message, plain_messages
 from services.text.tokenizer import Tokenizer
+from services.text.tools.grammar import Function
+from services.text.tools.messages import in_plain_words, with_parsed_arguments
 
 _PRIVATE = range(0xF0000, 0x10FFFE)
 """Unicode's supplementary private use planes: one token or more each, so no prompt that fits a context uses them all."""
@@ -37,14 +39,19 @@ class PromptEncoder:
         # Looks ahead only, so that tokens are also found where they overlap; matches their first character.
         self._opening = re.compile(f"(?s)(?={self._special.pattern}).")
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt's ids, open for the assistant's turn. Raises `InvalidRequest`."""
-        plain = plain_messages(messages)
-        if not any(self._special.search(text) for text in _strings(plain)):
-            return self._tokenizer.encode(self._template.render(plain))
-        stand_ins = self._stand_ins(plain)
-        hidden = _map_strings(plain, lambda text: self._opening.sub(lambda match: stand_ins[match[0]], text))
-        return self._encode_pieces(self._template.render(hidden), stand_ins)
+    def encode(self, messages: Sequence[Message], functions: Sequence[Function] = ()) -> list[int]:
+        """The prompt's ids, open for the assistant's turn; `functions` may be called. Raises `InvalidRequest`."""
+        plain, tools = self._with_tools(plain_messages(messages), functions)
+        if not any(self._special.search(text) for text in _strings([plain, tools])):
+            return self._tokenizer.encode(self._template.render(plain, tools))
+        stand_ins = self._stand_ins([plain, tools])
+        plain, tools = _map_strings([plain, tools], lambda text: self._opening.sub(lambda match: stand_ins[match[0]], text))
+        return self._encode_pieces(self._template.render(plain, tools), stand_ins)
+
+    def _with_tools(self, plain: list[dict[str, Any]], functions: Sequence[Function]) -> tuple[list[Any], list[Any]]:
+        if self._template.knows_tools:
+            return with_parsed_arguments(plain), [function.fields() for function in functions]
+        return in_plain_words(plain, functions), []
 
     def _stand_ins(self, messages: Any) -> dict[str, str]:
         """For each first character of a control token, a character that no message uses."""

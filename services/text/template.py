@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from schemas.errors import InvalidRequest
 from services.clock import Clock
 from services.text.assets import TextAssets, TextError
+from services.text.tools.formats import tool_format
 
 Message = Mapping[str, Any]
 """`role`, `content` (a string, text parts, or None) and whatever else the template may know."""
@@ -38,16 +39,19 @@ class ChatTemplate:
             raise TextError(f"the model's chat template is not valid: {error}") from None
         self._special_tokens = assets.special_tokens
         self._knows_developer = "developer" in assets.chat_template
+        self.knows_tools = "tools" in assets.chat_template
+        self.tool_format = tool_format(assets.chat_template)
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt text, open for the assistant's turn. `messages` as `plain_messages` gives them.
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The prompt text, open for the assistant's turn. `messages` as `plain_messages` gives them; `tools` as OpenAI has them,
+        for a template that knows them.
 
         Raises `InvalidRequest` when the template refuses the messages or cannot handle them.
         """
         try:
             return self._template.render(
                 messages=[self._known_role(message) for message in messages],
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=True,
                 **self._special_tokens,

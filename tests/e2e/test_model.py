@@ -126,6 +126,43 @@ def test_the_official_sdk(up: Up) -> None:
     assert wrong_value.value.param == "temperature"
 
 
+def test_a_call_that_must_come_comes(up: Up) -> None:
+    """A small model calls when it has to, and its arguments keep to the schema."""
+    client = openai.OpenAI(base_url=f"{up.url}/v1", api_key="unused", max_retries=0)
+    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}
+    weather = {"type": "function", "function": {"name": "get_weather", "parameters": schema | {"additionalProperties": False}}}
+    ask: dict[str, Any] = {
+        "model": up.model,
+        "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+        "tools": [weather],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "temperature": 0,
+        "max_tokens": 80,
+    }
+    choice = client.chat.completions.create(**ask).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "get_weather"
+    assert list(json.loads(call.function.arguments)) == ["city"]
+    streamed = [
+        delta for chunk in client.chat.completions.create(**ask, stream=True) for delta in chunk.choices[0].delta.tool_calls or []
+    ]
+    assert "".join(delta.function.arguments for delta in streamed) == call.function.arguments
+    told = [{"role": "assistant", "content": None, "tool_calls": [call.model_dump()]}]
+    told.append({"role": "tool", "tool_call_id": call.id, "content": "Rain, 12 degrees."})
+    ask |= {"messages": [*ask["messages"], *told], "tool_choice": "none"}
+    assert client.chat.completions.create(**ask).choices[0].message.content
+
+
+def test_raw_text_goes_on(up: Up) -> None:
+    client = openai.OpenAI(base_url=f"{up.url}/v1", api_key="unused", max_retries=0)
+    ask: dict[str, Any] = {"model": up.model, "prompt": "The capital of France is", "temperature": 0, "max_tokens": 5}
+    whole = client.completions.create(**ask).choices[0].text
+    assert "Paris" in whole
+    assert "".join(chunk.choices[0].text for chunk in client.completions.create(**ask, stream=True)) == whole
+
+
 def test_an_answer_keeps_to_its_schema(up: Up) -> None:
     client = openai.OpenAI(base_url=f"{up.url}/v1", api_key="unused", max_retries=0)
     schema = {

@@ -147,6 +147,7 @@ class FakeJobs:
     connected: bool = True
     served: bool = True
     kv_tokens: int = 0
+    context: int = CONTEXT
     handles: list[FakeHandle] = field(default_factory=list)
 
     def start(self, draft: Draft) -> FakeHandle:
@@ -157,7 +158,7 @@ class FakeJobs:
     def card(self, model: str) -> ModelCard | None:
         if not self.served or model != MODEL:
             return None
-        return ModelCard(model=MODEL, capabilities=self.capabilities, context_length=CONTEXT, kv_tokens=self.kv_tokens)
+        return ModelCard(model=MODEL, capabilities=self.capabilities, context_length=self.context, kv_tokens=self.kv_tokens)
 
     def retry_after(self, model: str) -> float:
         return 3.0

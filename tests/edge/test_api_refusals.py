@@ -139,9 +139,7 @@ async def test_wrong_values(param: str, value: Any) -> None:
 
 UNSUPPORTED: list[tuple[str, Any]] = [
     ("n", 2),
-    ("tools", [{"type": "function"}]),
     ("functions", [{}]),
-    ("tool_choice", "required"),
     ("response_format", {"type": "json_object"}),
     ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
     ("modalities", ["text", "audio"]),

@@ -19,13 +19,31 @@ from services.edge.jobs.draft import Delta
 
 
 @dataclass(frozen=True, slots=True)
+class CallDelta:
+    """What became known of one tool call: at first its id and name, then its arguments, JSON once joined."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """What one choice's client may see now. `text` may be empty. `logprobs` is None when they were not asked for."""
+    """What one choice's client may see now. `text` may be empty. `logprobs` is None when they were not asked for.
+
+    `finish`: a `FinishReason`, or "tool_calls".
+    """
 
     choice: int
     text: str
-    finish: FinishReason | None = None
+    finish: str | None = None
     logprobs: list[Entry] | None = None
+    calls: tuple[CallDelta, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not (self.text or self.logprobs or self.calls or self.finish)
 
 
 class AnyAnswer(Protocol):
@@ -87,12 +105,18 @@ class Answer:
         """New pieces, perhaps none (an unfinished character); None after `timeout` seconds of silence."""
         deltas = await self._handle.next(timeout)
         pieces = [piece for delta in deltas if (piece := self._piece(delta)) is not None]
-        ended = [piece.choice for piece in pieces if piece.finish is not None]
-        if self.done:
-            self._handle.cancel()  # nothing to do unless a stop string ended it
-        for choice in () if self.done else ended:
-            self._handle.stop(choice)  # as above
+        for piece in pieces:
+            if piece.finish is not None:
+                self.stop(piece.choice)  # nothing to do unless a stop string ended it
         return pieces if deltas else None
+
+    def stop(self, choice: int) -> None:
+        """Nothing more is wanted of this choice."""
+        self._open.discard(choice)
+        if self.done:
+            self._handle.cancel()
+        else:
+            self._handle.stop(choice)
 
     def cancel(self) -> None:
         """The client is gone."""
@@ -108,7 +132,8 @@ class Answer:
             self._open.discard(choice)
             text += "" if stopped else stream.finish()
         logprobs = self._released(choice, stopped, finish) if self._logprobs else None
-        return Piece(choice, text, finish, logprobs) if text or logprobs or finish is not None else None
+        piece = Piece(choice, text, finish, logprobs)
+        return None if piece.empty else piece
 
     def _push(self, stream: Text, delta: Delta) -> tuple[str, bool]:
         """The text that became sure, and whether a stop string was found."""

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope
 
 from schemas.errors import PayloadTooLarge, UnsupportedMediaType
 from services.edge.api.errors import BadRequest
+from services.text.nesting import too_deep
 
 
 class ClientGone(Exception):
@@ -40,6 +41,8 @@ def parse(body: bytes) -> dict[str, Any]:
         raise BadRequest("The body is nested too deeply.") from None
     if not isinstance(value, dict):
         raise BadRequest("The body is not a JSON object.")
+    if too_deep(value):
+        raise BadRequest("The body is nested too deeply.")
     return value
 
 

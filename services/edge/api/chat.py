@@ -8,6 +8,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from schemas.job import Grammar
+from schemas.state import ModelCard
 from services.edge.api.body import read_json
 from services.edge.api.chat_form import ChatForm
 from services.edge.api.exchange import Pace, Streamed, Whole
@@ -17,7 +19,8 @@ from services.edge.api.parameters import refuse_unsupported
 from services.edge.api.request import ChatRequest, read_request, read_stops
 from services.edge.api.response_format import read_response_format
 from services.edge.api.served import Served
-from services.edge.api.start import draft, start
+from services.edge.api.start import draft, start, start_with_tools
+from services.edge.api.tools import Tools, read_tools
 
 
 class ChatCompletions:
@@ -33,15 +36,24 @@ class ChatCompletions:
         asked = read_request(ChatRequest, body)
         messages = check_messages(asked.messages)
         stops = read_stops(asked.stop, settings.max_stops)
+        tools = read_tools(asked)
         grammar = read_response_format(asked.response_format)
         card = served.card(asked.model)
         refuse_unsupported(asked, card.capabilities)
         if grammar is not None:
-            await served.text.must_compile(grammar)
-        ids = await served.text.encode(messages)
+            await served.text.must_compile(grammar, "response_format")
+        if tools is not None and (calling := self._calling(tools, grammar, card)) is not None:
+            await served.text.must_compile(calling, "tools")
+            grammar = calling
+        ids = await served.text.encode(messages, tools.functions if tools else ())
         most = asked.max_completion_tokens or asked.max_tokens or settings.default_max_tokens
-        answer = start(served, draft(served, asked, card, ids, most=most, grammar=grammar), stops)
+        job = draft(served, asked, card, ids, most=most, grammar=grammar)
+        answer = start_with_tools(served, job, stops, tools) if tools else start(served, job, stops)
         form = ChatForm(f"chatcmpl-{answer.id}", int(served.clock.wall()), asked.model, usage=asked.usage_streamed)
         exchange = Streamed if asked.stream else Whole
         measure = Measure(served.metrics, served.clock, asked.model, arrived)
         return exchange(answer, form, request.state.request_id, self._pace, measure)
+
+    def _calling(self, tools: Tools, content: Grammar | None, card: ModelCard) -> Grammar | None:
+        """What makes calls keep to their schemas. An engine that can follow no grammar is not asked to: it calls as it likes."""
+        return tools.grammar(self._served.text.tool_format.syntax, content) if "grammar" in card.capabilities.grammar else None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from schemas.reply import FinishReason
+from services.edge.api.answer import CallDelta
 from services.edge.api.form import Form, Said, encode
 from services.edge.api.logprobs import Entry
 
@@ -30,19 +31,42 @@ class ChatForm(Form):
             return before + encode(text) + self._after_text
         return before + encode(text) + b'},"logprobs":' + encode(_logprobs(logprobs)) + b',"finish_reason":null}' + self._end
 
-    def finish(self, choice: int, reason: FinishReason) -> bytes:
+    def call(self, choice: int, call: CallDelta) -> bytes:
+        return self._delta(choice) + b'{"tool_calls":[' + encode(_delta(call)) + b"]" + self._after_text
+
+    def finish(self, choice: int, reason: str) -> bytes:
         return self._delta(choice) + b'{},"logprobs":null,"finish_reason":' + encode(reason) + b"}" + self._end
 
     def choice(self, index: int, said: Said) -> dict[str, Any]:
         return {
             "index": index,
-            "message": {"role": "assistant", "content": said.text, "refusal": None},
+            "message": _message(said),
             "logprobs": None if said.logprobs is None else _logprobs(said.logprobs),
             "finish_reason": said.finish,
         }
 
     def _delta(self, choice: int) -> bytes:
         return self._start + b'{"index":%d,"delta":' % choice
+
+
+def _delta(call: CallDelta) -> dict[str, Any]:
+    if not call.name:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {"index": call.index, **_call(call)}
+
+
+def _call(call: CallDelta) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _message(said: Said) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": said.text, "refusal": None}
+    if said.calls:
+        calls = [call for call in said.calls if call.name]
+        joined = ["".join(delta.arguments for delta in said.calls if delta.index == call.index) for call in calls]
+        message["content"] = said.text or None
+        message["tool_calls"] = [_call(replace(call, arguments=text)) for call, text in zip(calls, joined, strict=True)]
+    return message
 
 
 def _logprobs(entries: Sequence[Entry]) -> dict[str, Any]:

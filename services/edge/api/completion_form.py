@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from schemas.reply import FinishReason
 from services.edge.api.form import Form, Said, encode
 from services.edge.api.logprobs import Entry
 
@@ -30,7 +29,7 @@ class CompletionForm(Form):
             return before + self._after_text
         return before + b',"logprobs":' + encode(self._logprobs(choice, logprobs)) + b',"finish_reason":null}' + self._end
 
-    def finish(self, choice: int, reason: FinishReason) -> bytes:
+    def finish(self, choice: int, reason: str) -> bytes:
         head = self._start + b'{"index":%d,"text":"","logprobs":null,"finish_reason":' % choice
         return head + encode(reason) + b"}" + self._end
 

@@ -46,7 +46,7 @@ class Completions:
         refuse_unsupported(asked, card.capabilities)
         _refuse_scored_echo(asked)
         if grammar is not None:
-            await served.text.must_compile(grammar)
+            await served.text.must_compile(grammar, "response_format")
         ids = [await self._ids(prompt) for prompt in prompts]
         most = asked.max_tokens or _DEFAULT_MAX_TOKENS
         jobs = [draft(served, asked, card, each, most=most, grammar=grammar, param="prompt") for each in ids]

@@ -99,10 +99,12 @@ class Streamed(_Exchange):
                 if piece.choice not in begun:
                     begun.add(piece.choice)
                     data += form.begin(piece.choice)
-                if piece.text:
+                if piece.text or piece.calls:
                     self._measure.text()
                 if piece.text or piece.logprobs:
                     data += form.text(piece.choice, piece.text, piece.logprobs)
+                for call in piece.calls:
+                    data += form.call(piece.choice, call)
                 if piece.finish is not None:
                     self._measure.finished(piece.finish)
                     data += form.finish(piece.choice, piece.finish)
@@ -120,15 +122,11 @@ class Whole(_Exchange):
         said: dict[int, Said] = {}
         while not answer.done:
             for piece in await answer.next(self._pace.keep_alive_s) or ():
-                choice = said.setdefault(piece.choice, Said())
-                choice.text += piece.text
-                if piece.logprobs is not None:
-                    choice.logprobs = (choice.logprobs or []) + piece.logprobs
-                if piece.text:
+                said.setdefault(piece.choice, Said()).add(piece)
+                if piece.text or piece.calls:
                     self._measure.text()
                 if piece.finish is not None:
                     self._measure.finished(piece.finish)
-                    choice.finish = piece.finish
         data = self._form.whole(said, answer.usage)
         headers = ((b"content-type", b"application/json"), (b"content-length", str(len(data)).encode()))
         await writer.start(200, headers)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from schemas.errors import HeadraceError
-from schemas.reply import FinishReason
+from services.edge.api.answer import CallDelta, Piece
 from services.edge.api.errors import envelope
 from services.edge.api.logprobs import Entry
 from services.edge.api.usage import Usage
@@ -28,8 +28,16 @@ class Said:
     """All that one choice said. `logprobs` is None when they were not asked for."""
 
     text: str = ""
-    finish: FinishReason | None = None
-    logprobs: list[Entry] | None = field(default=None)
+    finish: str | None = None
+    logprobs: list[Entry] | None = None
+    calls: list[CallDelta] = field(default_factory=list)
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.finish = piece.finish
+        self.calls += piece.calls
+        if piece.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + piece.logprobs
 
 
 class Form:
@@ -52,7 +60,11 @@ class Form:
         """`logprobs`: of the tokens of this text; None when they were not asked for."""
         raise NotImplementedError
 
-    def finish(self, choice: int, reason: FinishReason) -> bytes:
+    def call(self, choice: int, call: CallDelta) -> bytes:
+        """More of a tool call."""
+        raise NotImplementedError
+
+    def finish(self, choice: int, reason: str) -> bytes:
         """The last event of a choice."""
         raise NotImplementedError
 

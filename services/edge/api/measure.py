@@ -6,7 +6,6 @@ A failure after the first byte counts as the failure it is. Labels are the model
 from __future__ import annotations
 
 from schemas.errors import HeadraceError
-from schemas.reply import FinishReason
 from services.clock import Clock
 from services.telemetry.metrics import Metrics
 
@@ -30,8 +29,8 @@ class Measure:
             self._first = self._last
             self._metrics.time_to_first_token.record(self._first - self._started, self._model)
 
-    def finished(self, reason: FinishReason) -> None:
-        self._outcome = reason.value
+    def finished(self, reason: str) -> None:
+        self._outcome = reason
 
     def failed(self, error: HeadraceError) -> None:
         self._outcome = error.code or "error"

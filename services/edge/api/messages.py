@@ -10,7 +10,7 @@ from typing import Any
 from schemas.errors import EmptyArray, InvalidRequest, UnsupportedParameter
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_MAY_BE_EMPTY = "assistant"
+_MAY_CALL = _MAY_BE_EMPTY = "assistant"
 
 
 def check_messages(value: Any) -> list[dict[str, Any]]:
@@ -31,11 +31,34 @@ def _message(value: Any, param: str) -> dict[str, Any]:
     message = {key: item for key, item in value.items() if item is not None}
     if "name" in message and not isinstance(message["name"], str):
         raise InvalidRequest("'name' must be a string.", param=f"{param}.name")
+    if role == "tool" and not isinstance(message.get("tool_call_id"), str):
+        raise InvalidRequest("'tool_call_id' must be a string.", param=f"{param}.tool_call_id")
+    if "tool_calls" in message:
+        message["tool_calls"] = _calls(message["tool_calls"], role, f"{param}.tool_calls")
     if "content" in message:
         message["content"] = _content(message["content"], f"{param}.content")
     elif role != _MAY_BE_EMPTY:
         raise InvalidRequest("'content' must be a string or an array of text parts.", param=f"{param}.content")
     return message
+
+
+def _calls(value: Any, role: str, param: str) -> list[dict[str, Any]]:
+    if role != _MAY_CALL:
+        raise InvalidRequest("Only an assistant's message may hold 'tool_calls'.", param=param)
+    if not isinstance(value, list):
+        raise InvalidRequest("'tool_calls' must be an array.", param=param)
+    return [_call(call, f"{param}[{index}]") for index, call in enumerate(value)]
+
+
+def _call(value: Any, param: str) -> dict[str, Any]:
+    if not isinstance(value, dict) or value.get("type", "function") != "function":
+        raise InvalidRequest("A tool call must be an object of type 'function'.", param=param)
+    function = value.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest("A tool call must name its function.", param=f"{param}.function.name")
+    if not isinstance(function.get("arguments"), str):
+        raise InvalidRequest("'arguments' must be a string that holds JSON.", param=f"{param}.function.arguments")
+    return {"type": "function", **value}
 
 
 def _content(value: Any, param: str) -> Any:

@@ -56,9 +56,8 @@ def _of_both(request: GenerationRequest, capabilities: Capabilities) -> _Asked:
 
 def _of_chat(request: ChatRequest, capabilities: Capabilities) -> _Asked:
     return {
-        "tools": (bool(request.tools), False),
         "functions": (bool(request.functions), False),
-        "tool_choice": (request.tool_choice not in (None, "none", "auto"), False),
+        "tool_choice": (request.tool_choice not in (None, "none", "auto"), "grammar" in capabilities.grammar),
         "function_call": (request.function_call not in (None, "none", "auto"), False),
         "modalities": (request.modalities not in (None, ["text"]), False),
         "audio": (request.audio is not None, False),

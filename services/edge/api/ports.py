@@ -10,6 +10,8 @@ from schemas.state import ModelCard
 from services.edge.jobs.draft import Delta, Draft
 from services.text.assets import GenerationDefaults
 from services.text.stream import Delta as TextDelta
+from services.text.tools.formats import ToolFormat
+from services.text.tools.grammar import Function
 
 
 class Handle(Protocol):
@@ -69,9 +71,12 @@ class TextModel(Protocol):
     @property
     def vocabulary(self) -> int: ...
 
-    async def must_compile(self, grammar: Grammar) -> None: ...
+    @property
+    def tool_format(self) -> ToolFormat: ...
 
-    async def encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]: ...
+    async def must_compile(self, grammar: Grammar, param: str) -> None: ...
+
+    async def encode(self, messages: Sequence[Mapping[str, Any]], functions: Sequence[Function] = ()) -> list[int]: ...
 
     async def encode_text(self, text: str) -> list[int]: ...
 

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from schemas.job import U64, Grammar, pack_ids
 from schemas.state import ModelCard
 from services.edge.api.answer import Answer
+from services.edge.api.calls import CallingAnswer, CallTracker
 from services.edge.api.logprobs import TokenLogprobs
 from services.edge.api.parameters import choices, max_tokens, sampling
 from services.edge.api.request import GenerationRequest
 from services.edge.api.served import Served
+from services.edge.api.tools import Tools
 from services.edge.jobs.draft import Draft, Limits
 
 
@@ -47,3 +49,11 @@ def start(served: Served, job: Draft, stops: tuple[str, ...]) -> Answer:
     logprobs = [TokenLogprobs(served.text.spell) for _ in texts] if job.sampling.logprobs is not None else ()
     by_token = bool(stops or logprobs)
     return Answer(served.jobs.start(job), texts, prompt_tokens=job.prompt_tokens, token_by_token=by_token, logprobs=logprobs)
+
+
+def start_with_tools(served: Served, job: Draft, stops: tuple[str, ...], tools: Tools) -> CallingAnswer:
+    """The same, and calls are looked for in it."""
+    answer = start(served, job, stops)
+    make = served.text.tool_format.parser
+    trackers = [CallTracker(make(tools.names), tools, f"call_{answer.id[:20]}_{choice}_") for choice in range(job.n)]
+    return CallingAnswer(answer, trackers)

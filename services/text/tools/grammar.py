@@ -1,0 +1,94 @@
+"""Tools → the grammar that a model's calls must keep to, in llguidance's Lark. Pure functions.
+
+Two uses: calls that must come (`tool_choice` required, or one function by name), and calls that may come, whose arguments keep to
+their schema (`strict`), beside free text or a response format. Source of the syntax: llguidance, docs/syntax.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.job import Grammar
+from services.text.grammar import schema_source
+from services.text.tools.hermes import CLOSE, OPEN
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that may be called. `parameters`: its JSON schema; `strict`: arguments are promised to keep to it."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """As chat templates know it."""
+        about: dict[str, Any] = {"name": self.name, "description": self.description}
+        return {"type": "function", "function": about | {"parameters": self.parameters or {"type": "object", "properties": {}}}}
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """How a format writes a call: what opens and closes it, what stands between two, what it calls the arguments."""
+
+    opens: str
+    closes: str
+    between: str
+    arguments: str
+
+
+HERMES = CallSyntax(f"{OPEN}\n", f"\n{CLOSE}", "\n", "arguments")
+LLAMA3 = CallSyntax("", "", "; ", "parameters")
+
+
+def calls(syntax: CallSyntax, functions: Sequence[Function], *, several: bool) -> Grammar:
+    """An answer that is one call of one of `functions`, or one after another. Raises ValueError for a schema that is no JSON."""
+    return Grammar(kind="grammar", source=f"start: calls\n{_calls(syntax, functions, several)}")
+
+
+def calls_or_text(syntax: CallSyntax, functions: Sequence[Function], *, several: bool, content: str | None) -> Grammar:
+    """An answer that may call, and then keeps to the schemas. `content`: JSON schema of any other answer, None = free text.
+
+    Raises ValueError.
+    """
+    if content is not None:
+        start = f"start: calls | content\ncontent: %json {content}\n"
+    elif syntax.opens:
+        start = f"start: TEXT* calls?\nTEXT: /[^<]+/ | /{_beginnings(OPEN)}/\n"
+    else:
+        start = "start: calls | TEXT?\nTEXT: /[^{](.|\\n)*/\n"
+    return Grammar(kind="grammar", source=start + _calls(syntax, functions, several))
+
+
+def _calls(syntax: CallSyntax, functions: Sequence[Function], several: bool) -> str:
+    more = f" ({_quoted(syntax.between)} call)*" if several else ""
+    around = [_quoted(part) for part in (syntax.opens, syntax.closes) if part]
+    call = " body ".join(around) if around else "body"
+    objects = [_object(syntax, function) for function in functions]
+    schema = objects[0] if len(objects) == 1 else {"anyOf": objects}
+    return f"calls: call{more}\ncall: {call}\nbody: %json {schema_source(schema)}\n"
+
+
+def _object(syntax: CallSyntax, function: Function) -> dict[str, Any]:
+    arguments = function.parameters or {"type": "object"}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": function.name}, syntax.arguments: arguments},
+        "required": ["name", syntax.arguments],
+        "additionalProperties": False,
+    }
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def _beginnings(tag: str) -> str:
+    """A regular expression for each proper beginning of `tag`: text that looked like one for a while."""
+    nested = ""
+    for character in reversed(tag[1:-1]):
+        nested = f"({character}{nested})?"
+    return tag[0] + nested

@@ -58,7 +58,10 @@ class Rates(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class WorkerState(Message, frozen=True, omit_defaults=True, kw_only=True):
-    """Each 250 ms, and on change debounced to 20 ms. `sent` is the sender's wall clock (Unix seconds)."""
+    """Each 250 ms, and on change debounced to 20 ms. `sent` is the sender's wall clock (Unix seconds).
+
+    `stalled`: its engine has been in one step for max(2 s, 10 times its own p99), although the process itself is well.
+    """
 
     process: str
     role: Role
@@ -79,6 +82,7 @@ class WorkerState(Message, frozen=True, omit_defaults=True, kw_only=True):
     step_p99_s: float = 0.0
     rates: Rates = Rates()
     draining: bool = False
+    stalled: bool = False
 
     def __post_init__(self) -> None:
         require_process(self.process, "process")

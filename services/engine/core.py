@@ -53,6 +53,8 @@ class StepEngine:
         self._runs = LiveRuns(pool)
         self._progress = Progress(info, self._runs, self._blocks)
         self._in_step: frozenset[Sequence] = frozenset()
+        self._step_began = 0.0
+        self._paused = False
         self._arrivals = itertools.count()
         self._statistics = StepStatistics()
         self._wake = asyncio.Event()
@@ -119,7 +121,16 @@ class StepEngine:
             queued_tokens=sum(s.uncomputed for s in waiting),
             running=len(sequences) - len(waiting),
             step_tokens=self._scheduler.prompt_budget,
+            in_step_s=self._clock.monotonic() - self._step_began if self._in_step else 0.0,
         )
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._wake.set()
 
     # admission
 
@@ -143,7 +154,7 @@ class StepEngine:
 
     async def _loop(self) -> None:
         while True:
-            step = self._scheduler.plan(self._growable())
+            step = None if self._paused else self._scheduler.plan(self._growable())
             if step is None:
                 self._report(StepReport())
                 await self._wake.wait()
@@ -174,7 +185,7 @@ class StepEngine:
 
     async def _execute(self, step: Step) -> StepReport:
         self._in_step = frozenset(chunk.sequence for chunk in step.chunks)
-        started = self._clock.monotonic()
+        started = self._step_began = self._clock.monotonic()
         try:
             for chunk in step.chunks:
                 self._blocks.must_be_writable(chunk)

@@ -125,7 +125,8 @@ OnStep = Callable[[StepReport], None]
 class EngineStats:
     """Measured by the engine. `queued`: runs not yet in a step; `queued_tokens`: their uncomputed tokens.
 
-    `step_tokens`: prompt tokens of one step at the measured rate; a worker queues no more than that.
+    `step_tokens`: prompt tokens of one step at the measured rate; a worker queues no more than that. `in_step_s`: how long the
+    step in progress has taken so far, 0.0 while there is none.
     """
 
     queued: int = 0
@@ -134,6 +135,7 @@ class EngineStats:
     running: int = 0
     steps: int = 0
     step_p99_s: float = 0.0
+    in_step_s: float = 0.0
     rates: Rates = field(default_factory=Rates)
 
 
@@ -163,6 +165,11 @@ class Engine(Protocol):
         Once nothing is left of the run, a `RunEnd` follows, unless its end was reported before: CANCELLED for a whole run,
         FINISHED when its last choice was dropped alone.
         """
+
+    def pause(self) -> None:
+        """No step begins until `resume`; the one in progress ends. Runs keep what they hold, and can be cancelled."""
+
+    def resume(self) -> None: ...
 
 
 class PrefillEngine(Engine, Protocol):

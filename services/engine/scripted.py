@@ -41,7 +41,8 @@ class Script(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, forb
     """What to answer to a prompt that holds `prompt_contains` (token ids in a row).
 
     After `tokens` comes end of sequence. `fail_at`: the step that would draw this index raises. `kill_at`: the process ends
-    there, as by kill -9. `step_s`: each of its steps takes this long, in seconds.
+    there, as by kill -9. `step_s`: each of its steps takes this long, in seconds. `stall_at`: once in the life of a process, the
+    step that would draw this index stands still for `stall_s` seconds, cancelled or not.
     """
 
     prompt_contains: tuple[int, ...]
@@ -49,6 +50,8 @@ class Script(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, forb
     fail_at: int | None = None
     kill_at: int | None = None
     step_s: float = 0.0
+    stall_at: int | None = None
+    stall_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +95,12 @@ class ScriptedRunner:
         self._scripts = tuple(scripts)
         self._timing = timing
         self._chosen: dict[tuple[int, int], Script | None] = {}
+        self._stalled: set[Script] = set()
 
     async def execute(self, step: Step) -> list[Outcome] | None:
         sequences = [chunk.sequence for chunk in step.chunks]
+        if seconds := self._stall(step):
+            await asyncio.sleep(seconds)
         if not await self._wait(self._duration(step), sequences):
             return None
         if any(chunk.samples and self._kills(chunk) for chunk in step.chunks):
@@ -110,6 +116,13 @@ class ScriptedRunner:
         decode = self._timing.decode_step_s if any(chunk.sequence.decoding for chunk in step.chunks) else 0.0
         scripted = max((s.step_s for c in step.chunks if (s := self._script(c.sequence)) is not None), default=0.0)
         return max(step.prompt_tokens * self._timing.prefill_token_s, decode, scripted)
+
+    def _stall(self, step: Step) -> float:
+        """Seconds to stand still before this step."""
+        drawn = [(self._script(chunk.sequence), chunk.sequence.generated) for chunk in step.chunks if chunk.samples]
+        stalling = {script for script, index in drawn if script and script.stall_at == index} - self._stalled
+        self._stalled |= stalling
+        return max((script.stall_s for script in stalling), default=0.0)
 
     async def _wait(self, seconds: float, sequences: list[EngineSequence]) -> bool:
         """False when every sequence was cancelled meanwhile."""

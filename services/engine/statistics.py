@@ -30,7 +30,7 @@ class StepStatistics:
         elif seconds > 0:
             self._prefill_tokens_s = _average(self._prefill_tokens_s, prompt / seconds)
 
-    def snapshot(self, *, queued: int, queued_tokens: int, running: int, step_tokens: int) -> EngineStats:
+    def snapshot(self, *, queued: int, queued_tokens: int, running: int, step_tokens: int, in_step_s: float) -> EngineStats:
         ordered = sorted(self._seconds)
         return EngineStats(
             queued=queued,
@@ -39,6 +39,7 @@ class StepStatistics:
             running=running,
             steps=self._steps,
             step_p99_s=ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0,
+            in_step_s=in_step_s,
             rates=Rates(prefill_tokens_s=self._prefill_tokens_s, decode_step_s=self._decode_step_s),
         )
 

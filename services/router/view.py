@@ -180,5 +180,5 @@ def _estimate(entry: _Entry) -> Worker:
         decode_slots=credits.decode_slots - sum(charge.slots for charge in open_charges),
         kv_blocks=credits.kv_blocks - sum(charge.blocks for charge in open_charges),
         draining=state.draining,
-        degraded=entry.away,
+        degraded=entry.away or state.stalled,
     )

@@ -17,6 +17,7 @@ from services.bus.interface import Bus
 from services.clock import Clock
 from services.engine.protocol import Engine
 from services.kv.holders import ReservationHolder
+from services.worker.stalls import StallWatch
 
 BEAT_S = 0.25
 DEBOUNCE_S = 0.02
@@ -26,7 +27,14 @@ class Beats:
     """`decoding` counts the choices that decode or will (a handoff that is being pulled)."""
 
     def __init__(
-        self, bus: Bus, subjects: Subjects, engine: Engine, role: Role, clock: Clock, decoding: Callable[[], int]
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        engine: Engine,
+        role: Role,
+        clock: Clock,
+        decoding: Callable[[], int],
+        stalls: StallWatch,
     ) -> None:
         self._bus = bus
         self._subject = subjects.worker_state(role, engine.info.model, bus.process)
@@ -34,6 +42,7 @@ class Beats:
         self._role = role
         self._clock = clock
         self._decoding = decoding
+        self._stalls = stalls
         self._versions = itertools.count(1)
         self._changed = asyncio.Event()
         self.draining = False
@@ -71,6 +80,7 @@ class Beats:
             step_p99_s=stats.step_p99_s,
             rates=stats.rates,
             draining=self.draining,
+            stalled=self._stalls.stalled,
         )
 
     def changed(self) -> None:

@@ -13,25 +13,26 @@ from schemas.reply import Digest, DigestEntry
 from schemas.subjects import Subjects
 from services.bus.interface import Bus
 from services.worker.runs import Run, RunTable
+from services.worker.stalls import StallWatch
 
 EVERY_S = 0.25
 KEEP_ENDED_S = 10.0
 
 
-def digests(process: str, runs: RunTable) -> dict[str, Digest]:
+def digests(process: str, runs: RunTable, *, stalled: bool = False) -> dict[str, Digest]:
     """The digest for each reply subject."""
     entries: dict[str, list[DigestEntry]] = {}
     for run in (*runs, *runs.ended_within(KEEP_ENDED_S)):
         entries.setdefault(run.job.reply_to, []).append(entry(run))
-    return {reply_to: Digest(process=process, runs=tuple(of_edge)) for reply_to, of_edge in entries.items()}
+    return {reply_to: Digest(process=process, runs=tuple(of_edge), stalled=stalled) for reply_to, of_edge in entries.items()}
 
 
-async def send_digests(bus: Bus, subjects: Subjects, runs: RunTable) -> None:
+async def send_digests(bus: Bus, subjects: Subjects, runs: RunTable, stalls: StallWatch) -> None:
     """For as long as the worker lives. Nothing is sent while the bus is down."""
     control = subjects.control(bus.process)
     while True:
         await asyncio.sleep(EVERY_S)
-        for reply_to, digest in digests(bus.process, runs).items():
+        for reply_to, digest in digests(bus.process, runs, stalled=stalls.stalled).items():
             try:
                 bus.publish(reply_to, encode(digest), reply=control)
             except BusError:

@@ -7,16 +7,17 @@ message's NATS reply subject is this worker's control subject.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass, field
 
 from schemas.codec import encode
 from schemas.control import Position
-from schemas.errors import BusError
+from schemas.errors import BusError, Disconnected
 from schemas.reply import Event, Frame, Frames
 from services.bus.interface import Bus
 from services.clock import Clock
 from services.telemetry.logs import AtMost
-from services.worker.replay import ReplayRing
+from services.worker.replay import RECORDS, ReplayRing
 
 _log = logging.getLogger(__name__)
 
@@ -27,13 +28,24 @@ class _Batch:
     events: list[Event] = field(default_factory=list)
 
 
+_SPARE = 128
+"""Room in a run's ring for what it says between our reconnect and the edge's replay."""
+
+
 class Outbox:
     def __init__(self, bus: Bus, control: str, ring: ReplayRing, clock: Clock) -> None:
         self._bus = bus
         self._control = control
         self._ring = ring
         self._pending: dict[str, _Batch] = {}
+        self._unsent: Counter[int] = Counter()
+        """Frames of each run since the connection was lost: they are in its ring and nowhere else."""
         self._may_log = AtMost(clock.monotonic)
+
+    @property
+    def full(self) -> bool:
+        """A run's ring has no room for more that nobody heard: one frame more may push out what its edge has not."""
+        return any(frames >= RECORDS - _SPARE for frames in self._unsent.values())
 
     def frame(self, reply_to: str, frame: Frame) -> None:
         """Put, not sent before `flush`."""
@@ -44,6 +56,8 @@ class Outbox:
         """Put, not sent before `flush`. Frames of the run that were put before it come before it."""
         self._ring.event(reply_to, event)
         self._pending.setdefault(reply_to, _Batch()).events.append(event)
+        if event.state.terminal:
+            self._unsent.pop(event.run, None)
 
     def replay(self, run: int, positions: tuple[Position, ...] = (), reply_to: str = "") -> None:
         """Send again what the ring has of a run; without positions its last event only. To whom its records go, or elsewhere."""
@@ -61,6 +75,9 @@ class Outbox:
         message = Frames(process=self._bus.process, frames=tuple(batch.frames), events=tuple(batch.events))
         try:
             self._bus.publish(reply_to, encode(message), reply=self._control)
+            self._unsent.clear()
         except BusError as error:
+            if isinstance(error, Disconnected):
+                self._unsent.update(frame.run for frame in batch.frames)
             if self._may_log() is not None:  # one line a second, not one a step
                 _log.warning("records for %s stay in the replay ring: %s", reply_to, error)

@@ -50,7 +50,7 @@ async def run(
     worker.spawn(kv_events.run(), "kv events")
     worker.spawn(keep_up(worker), "upkeep")
     worker.spawn(Attendance(worker, refusals).run(), "attendance")
-    worker.spawn(send_digests(worker.bus, worker.subjects, worker.runs), "digests")
+    worker.spawn(send_digests(worker.bus, worker.subjects, worker.runs, worker.stalls), "digests")
     worker.spawn(_register(worker, registry), "register")
     worker.spawn(worker.beats.run(), "beats")
     register_gauges(worker)

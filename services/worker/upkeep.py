@@ -10,7 +10,7 @@ from services.worker.worker import Worker
 
 SWEEP_S = 0.25
 CUT_OFF_S = 10.0
-"""While our connection is down runs go on into the replay ring; after this their edges have gone on without us."""
+"""While our connection is down runs go on into the replay ring, then pause; after this their edges have gone on without us."""
 
 
 async def keep_up(worker: Worker) -> None:
@@ -21,10 +21,14 @@ async def keep_up(worker: Worker) -> None:
 
 
 def sweep(worker: Worker) -> None:
-    """Leases that ran out, deadlines, edges that are gone, old memories."""
+    """A pause that is over, an engine that stands still, leases that ran out, deadlines, edges that are gone, old memories."""
     now = worker.clock.monotonic()
     if worker.bus.steady_for() >= SILENT_S:  # reservations are renewed over the bus
         worker.engine.pool.expire(now)
+    if worker.bus.connected:
+        worker.engine.resume()
+    if worker.stalls.look(worker.engine.stats()):
+        worker.beats.say()  # before a digest says it: routers must know when the edges submit again
     cut_off = worker.bus.down_for() > CUT_OFF_S
     for run in worker.runs:
         if run.deadline <= now:

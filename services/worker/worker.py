@@ -31,6 +31,7 @@ from services.worker.edges import EdgeWatch
 from services.worker.outbox import Outbox
 from services.worker.replay import ReplayRing
 from services.worker.runs import UNATTENDED_S, Run, RunTable
+from services.worker.stalls import StallWatch
 
 _log = logging.getLogger(__name__)
 RunHook = Callable[[Run], None]
@@ -51,7 +52,8 @@ class Worker:
         self.ring = ReplayRing(clock)
         self.outbox = Outbox(bus, subjects.control(bus.process), self.ring, clock)
         self.edges = EdgeWatch(bus, clock)
-        self.beats = Beats(bus, subjects, engine, role, clock, self._decoding)
+        self.stalls = StallWatch(clock)
+        self.beats = Beats(bus, subjects, engine, role, clock, self._decoding, self.stalls)
         self.on_prefilled: RunHook | None = None
         self.on_end: list[RunHook] = []
         self.on_unknown_cancel: list[Callable[[int], None]] = []
@@ -181,6 +183,8 @@ class Worker:
                 state, reason = run.ending if ended.state is State.CANCELLED else (ended.state, ended.reason)
                 self.end(run, state, reason, ended.code)
         self.outbox.flush()
+        if self.outbox.full:
+            self.engine.pause()  # `upkeep` resumes it
         if report.ended or report.prefilled:
             self.beats.changed()
         if report.seconds:

@@ -172,6 +172,28 @@ async def test_disconnected_together_with_the_router_it_is_the_bus(watched: Clus
     await collect(handle)
 
 
+@pytest.mark.parametrize(("state", "left"), [(State.DECODING, True), (State.HANDING_OFF, False)])
+async def test_an_owner_whose_engine_stands_still_is_left(watched: Cluster, clock: ManualClock, state: State, left: bool) -> None:
+    """What waits for a transfer does not wait for the engine."""
+    handle, job = await _owned(watched)
+    stalled = Digest(process=DECODE, runs=(_entry(job, state),), stalled=True)
+    clock.advance(1.9)
+    watched.digest(DECODE, stalled)
+    await asyncio.sleep(0.01)
+    assert handle._job.attempt == 1, "a new owner gets its time"
+    clock.advance(0.2)
+    watched.digest(DECODE, stalled)
+    if left:
+        await _finish(watched, handle, 2)
+        assert watched.cancelled(DECODE, RUN)
+        assert handle._job.deaths == 0
+    else:
+        await asyncio.sleep(0.01)
+        assert handle._job.attempt == 1
+        watched.tokens(DECODE, job, RUN, 0, [5], finish=FinishReason.STOP)
+        await collect(handle)
+
+
 @pytest.mark.parametrize("owned", [True, False])
 async def test_cut_off_for_too_long_a_job_ends_and_says_so(cluster: Cluster, owned: bool) -> None:
     timing = replace(FAST, cut_off_s=0.3)

@@ -349,3 +349,34 @@ async def test_stats() -> None:
         assert stats.step_p99_s == pytest.approx(0.01)
         assert stats.rates.decode_step_s == pytest.approx(0.01)
         assert stats.rates.prefill_tokens_s > 0
+
+
+async def test_how_long_the_step_in_progress_takes() -> None:
+    async with Rig(paused=True) as rig:
+        assert rig.engine.stats().in_step_s == 0.0
+        rig.engine.prefill(spec(1))
+        await until(lambda: rig.runner.in_step)
+        rig.runner.clock.advance(3.0)
+        assert rig.engine.stats().in_step_s == pytest.approx(3.0)
+        rig.runner.open.set()
+        await until(lambda: not rig.engine.stats().running)
+        assert rig.engine.stats().in_step_s == 0.0
+
+
+async def test_a_paused_engine_begins_no_step_and_still_lets_go_of_what_is_cancelled() -> None:
+    async with Rig(paused=True) as rig:
+        for run in (1, 2):
+            rig.engine.prefill(spec(run, max_tokens=20), then_decode=True)
+        await until(lambda: rig.runner.in_step)
+        rig.engine.pause()
+        rig.runner.open.set()
+        await until(lambda: not rig.runner.in_step)
+        steps = len(rig.runner.steps)
+        rig.engine.cancel(1)
+        await rig.ended(1)
+        assert len(rig.runner.steps) == steps
+        assert not rig.holds(1)
+        assert rig.holds(2)
+        rig.engine.resume()
+        await rig.ended(2)
+        assert len(rig.tokens(2)) == 20

@@ -97,6 +97,13 @@ def test_disconnected_is_no_death(view: View, clock: ManualClock) -> None:
     assert not only(view).degraded
 
 
+def test_who_says_that_its_engine_stands_still_is_degraded_until_it_says_otherwise(view: View) -> None:
+    view.observe(state(stalled=True))
+    assert only(view).degraded
+    view.observe(state(2))
+    assert not only(view).degraded
+
+
 def test_a_newer_start_replaces_the_older_one(view: View) -> None:
     older, newer = a_process("d2", 1_000.0), a_process("d2", 2_000.0)
     assert view.observe(state(process=older)) == []

@@ -18,6 +18,7 @@ from services.bus import advisories
 from services.bus.memory import MemoryBus
 from services.bus.memory_queue import MemoryWorkQueue
 from services.clock import LoopClock
+from services.worker.stalls import FEW_STEPS
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network, State
 from tests.simulation.nodes import ACCOUNT, Node, serve_edge, serve_router, serve_worker
@@ -179,6 +180,14 @@ class Cluster:
     def _advise(self, subject: str, process: str) -> None:
         if self.plan.advice:
             self.network.advise(subject, encode_json({"client": {"name": process}}))
+
+    def stall(self, fault: Fault) -> None:
+        """The next step takes so long. Not of an engine that does not know yet how long its steps take."""
+        node = self.nodes[fault.victim]
+        if node.alive and node.worker is not None and node.worker.engine.stats().steps >= FEW_STEPS:
+            runner = node.worker.engine._runner  # type: ignore[attr-defined]
+            runner.stall_s = fault.lasts
+            node.still_until = self.loop.time() + fault.lasts + 2.0
 
     def _start_again(self, node: Node) -> None:
         if node.exited and self.nodes[node.name] is node:

@@ -164,6 +164,7 @@ class Watch:
         oldest = self._cluster.loop.time() - for_s
         return (
             node.process.running
+            and node.still_until <= oldest
             and node.process.since <= oldest
             and link.state is State.OPEN
             and node.bus.connected

@@ -15,9 +15,10 @@ from services.bus.typed import Refusals
 from services.clock import Clock
 from services.decode.decode import Decode
 from services.edge.jobs.supervisor import Supervisor
+from services.engine import runner as engine_runner
 from services.engine.core import StepEngine
 from services.engine.protocol import EngineInfo
-from services.engine.scheduler import ChunkedScheduler
+from services.engine.scheduler import ChunkedScheduler, Step
 from services.engine.scripted import ScriptedRunner, Timing
 from services.kv.holders import Holder
 from services.kv.pool import BlockPool
@@ -58,6 +59,8 @@ class Node:
     router: Router | None = None
     worker: Worker | None = None
     exited: bool = False
+    still_until: float = 0.0
+    """Its engine may stand still so long."""
 
     @property
     def name(self) -> str:
@@ -108,6 +111,18 @@ async def serve_worker(node: Node, role: Role, shape: Engine, wires: Wires) -> N
             await server.close()
 
 
+class Runner(ScriptedRunner):
+    """Stands still when told to, whoever is cancelled."""
+
+    stall_s = 0.0
+
+    async def execute(self, step: Step) -> list[engine_runner.Outcome] | None:
+        seconds, self.stall_s = self.stall_s, 0.0
+        if seconds:
+            await asyncio.sleep(seconds)
+        return await super().execute(step)
+
+
 class NoRegistry:
     """`HR_WORKERS` is for people; the control plane must do without."""
 
@@ -119,7 +134,7 @@ def scripted(shape: Engine, clock: Clock) -> StepEngine:
     memory = memoryview(bytearray(shape.blocks * BLOCK_TOKENS * 8))
     pool = BlockPool(shape.blocks, block_bytes=BLOCK_TOKENS * 8, memory=memory)
     timing = Timing(prefill_token_s=shape.prefill_token_s, decode_step_s=shape.decode_step_s)
-    runner = ScriptedRunner(pool, block_tokens=BLOCK_TOKENS, vocab=VOCAB, eos_id=EOS, timing=timing)
+    runner = Runner(pool, block_tokens=BLOCK_TOKENS, vocab=VOCAB, eos_id=EOS, timing=timing)
     info = EngineInfo(
         name="scripted",
         version="1",

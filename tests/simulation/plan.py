@@ -227,6 +227,11 @@ def _drain(random: Random, names: list[str]) -> Fault:
     return Fault(_when(random), "drain", name, lasts=random.choice((0.0, 0.5)))
 
 
+def _stall(random: Random, names: list[str]) -> Fault:
+    """Of an engine; of a process without one nothing happens."""
+    return Fault(_when(random), "stall", random.choice(names), lasts=random.choice((1.0, 3.0, 6.0)))
+
+
 _FAULTS: dict[str, Callable[[Random, list[str]], Fault]] = {
     "kill": _kill,
     "pause": _pause,
@@ -236,4 +241,5 @@ _FAULTS: dict[str, Callable[[Random, list[str]], Fault]] = {
     "queue_down": _queue_down,
     "break_transfers": _break_transfers,
     "drain": _drain,
+    "stall": _stall,
 }

@@ -230,7 +230,7 @@ async def rig(
         await hear(worker, refusals)
         worker.spawn(keep_up(worker), "upkeep")
         worker.spawn(Attendance(worker, refusals).run(), "attendance")
-        worker.spawn(send_digests(worker.bus, subjects, worker.runs), "digests")
+        worker.spawn(send_digests(worker.bus, subjects, worker.runs, worker.stalls), "digests")
     await prefill_phase.start(refusals)
     await decode_phase.start(refusals)
     beating = asyncio.create_task(_beat(edge.bus, subjects)) if edge_beats else None

@@ -56,6 +56,8 @@ class ActiveJob:
         """The last one about the adopted run, whoever said it."""
         self.final = False
         """The owner said FINISHED: every choice has its finish, here or in the owner's replay ring."""
+        self.owned_at = 0.0
+        """When its present owner was heard of first (monotonic seconds)."""
         self.ended = False
         """A digest said that the run has ended; the event that says how was lost."""
         self._edge = edge
@@ -129,9 +131,10 @@ class ActiveJob:
             self.run = run
         return self.run == run
 
-    def own(self, hop: int, process: str) -> None:
-        """`process` speaks for the run at `hop`."""
-        self.processes[hop] = process
+    def own(self, hop: int, word: Word) -> None:
+        """The process that said `word` speaks for the run at `hop`."""
+        self.processes[hop] = word.process
+        self.owned_at = word.at
         if hop > self.hop:
             self.hop = hop
             self.owned = self.admitted = True

@@ -23,6 +23,8 @@ from services.edge.jobs.timing import Timing
 from services.edge.jobs.vigil import Vigil
 from services.edge.jobs.wire import Wire
 
+COMPUTES = frozenset({State.PREFILLING, State.DECODING})
+
 
 class Inbox:
     def __init__(
@@ -101,7 +103,7 @@ class Inbox:
             return  # somebody further on owns the run
         job.word = word
         if hop > job.hop:
-            job.own(hop, word.process)
+            job.own(hop, word)
             if cause := self._peers.cause(word.process):
                 self._bereave(job, cause)  # it said so before it died, and that came late
             elif job.closed:
@@ -122,6 +124,8 @@ class Inbox:
                 job.final = job.final or entry.state is State.FINISHED
                 job.ended = job.ended or entry.state.terminal
                 job.expect(entry.last)
+                if digest.stalled and entry.state in COMPUTES:
+                    self._vigil.stalled(job)
                 if job.wanting:
                     self._recovery.ask(job, self._timing.repeat_s)
 

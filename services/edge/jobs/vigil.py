@@ -18,6 +18,8 @@ from services.edge.jobs.peers import Peers
 from services.edge.jobs.timing import Timing
 
 EVERY_S = 0.25
+STALL_S = 2.0
+"""What a new owner gets before its engine's standing still counts: it may be the only one there is."""
 DIGESTS = 2
 """Digests of its owner that may lack a run."""
 
@@ -71,6 +73,11 @@ class Vigil:
         if not is_the_bus(at, heard, now, QUIET_S):
             for job in lost:
                 self._end(job, "disconnected")
+
+    def stalled(self, job: ActiveJob) -> None:
+        """Its owner says that its engine stands still, although the run computes. Where all do, each gets its time."""
+        if not job.over.done() and not job.closed and self._clock.monotonic() - job.owned_at > STALL_S:
+            self._end(job, "stalled")
 
     def _left_out(self, job: ActiveJob) -> bool:
         """The owner's last digests do not mention the run."""

@@ -131,12 +131,17 @@ def every() -> list[Message]:
         step_p99_s=0.06,
         rates=Rates(prefill_tokens_s=300.0, decode_step_s=0.03),
         draining=True,
+        stalled=True,
     )
     card = ModelCard(model="m", capabilities=Capabilities(n=True), context_length=8192, kv_tokens=65536, weights=("w",))
     return [
         job(),
         Frames(process=WORKER, frames=(frame,), events=(event,)),
-        Digest(process=WORKER, runs=(DigestEntry(run=RUN, job=JOB, attempt=1, hop=2, state=State.DECODING, last=((0, 3),)),)),
+        Digest(
+            process=WORKER,
+            runs=(DigestEntry(run=RUN, job=JOB, attempt=1, hop=2, state=State.DECODING, last=((0, 3),)),),
+            stalled=True,
+        ),
         Control(
             run=RUN, job=JOB, verb=Verb.REPLAY, choices=(1,), positions=(Position(choice=1, index=4),), reply_to="r", edge=EDGE
         ),

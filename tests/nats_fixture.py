@@ -33,7 +33,7 @@ class NatsServer:
     def __init__(self, folder: Path, config: str = "") -> None:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        self.port = free_port()
         self._file = folder / "nats.conf"
         self._file.write_text(f'listen: "127.0.0.1:{self.port}"\njetstream {{ store_dir: "{folder / "js"}" }}\n{config}\n')
 
@@ -149,7 +149,8 @@ def _free_ports(count: int) -> list[int]:
             probe.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

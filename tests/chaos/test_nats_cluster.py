@@ -1,0 +1,152 @@
+"""A NATS cluster of three loses a server, the one that leads JetStream, its quorum, its data: interactive jobs go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from schemas.subjects import JOBS_STREAM
+from services.cli.up.plan import Counts
+from tests.chaos.fleet import Fleet, fleet
+from tests.chaos.streams import Progress, ask_all, assert_same, longest_pause, questions, ready, undisturbed, until
+from tests.nats_fixture import NatsServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+STREAMS = questions(24, 100)
+FEW = questions(12, 100)
+"""No more than one decode worker takes."""
+MANY = questions(60, 40)
+"""More than two decode workers take at once: the rest waits in JetStream."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One fleet for all: each test leaves it whole, as an operator would."""
+    counts = Counts(prefill=2, decode=2, router=2)
+    paced = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.03", "HEADRACE_WORKER__MAX_BATCH": "16"}
+    with fleet(tmp_path_factory.mktemp("fleet"), counts, **paced) as made:
+        yield made
+        for name in made.running:
+            assert made.running[name].poll() is None, f"{name} ended: {made.said}"
+
+
+async def leader(made: Fleet) -> NatsServer:
+    """The server that leads the work queue's stream."""
+    async with made.operator() as op, asyncio.timeout(30.0):
+        while True:
+            info = json.loads((await op.client.request(f"$JS.API.STREAM.INFO.{JOBS_STREAM}", b"", timeout=2)).data)
+            if name := info.get("cluster", {}).get("leader"):
+                return made.cluster.nodes[name]
+            await asyncio.sleep(0.1)
+
+
+async def whole(made: Fleet) -> None:
+    """Until the cluster serves as before: jobs go through the queue again, and nothing of the past is left anywhere."""
+    made.cluster.start()
+    await ready(made.url)
+    async with asyncio.timeout(90.0):
+        while any(answer.status != 200 for answer in await ask_all(made.url, questions(40, 5))):
+            await ready(made.url)
+    async with made.operator() as op:
+        await op.assert_clean(10.0)
+
+
+async def test_a_server(cluster: Fleet) -> None:
+    await ready(cluster.url, 60.0)
+    expected = await undisturbed(cluster.url, STREAMS)
+    leads = await leader(cluster)
+    victim = next(node for node in cluster.cluster.nodes.values() if node is not leads)
+
+    async def fault(progress: Progress) -> None:
+        await progress.everybody_has(3)
+        victim.kill()
+
+    answers = await ask_all(cluster.url, STREAMS, fault)
+    assert_same(answers, expected)
+    print(f"\nlongest pause: {longest_pause(answers):.3f} s")
+    await whole(cluster)
+
+
+async def test_the_leader_of_jetstream(cluster: Fleet) -> None:
+    """Also jobs that wait in the queue come through: it is kept three times."""
+    await ready(cluster.url)
+    expected = await undisturbed(cluster.url, MANY)
+    victim = await leader(cluster)
+
+    async def fault(progress: Progress) -> None:
+        await until(lambda: sum(pieces > 3 for pieces in progress.pieces) >= 20, 30.0)
+        victim.kill()
+
+    answers = await ask_all(cluster.url, MANY, fault)
+    assert_same(answers, expected)
+    print(f"\nlongest pause: {longest_pause(answers):.3f} s")
+    await whole(cluster)
+
+
+async def test_its_quorum(cluster: Fleet) -> None:
+    """JetStream is gone: what needs no queue goes on, old and new; what would have to wait is told to come again."""
+    await ready(cluster.url)
+    expected = await undisturbed(cluster.url, STREAMS)
+    first, second, _ = cluster.cluster.nodes.values()
+
+    async def fault(progress: Progress) -> None:
+        await progress.everybody_has(3)
+        first.kill()
+        second.kill()
+
+    answers = await ask_all(cluster.url, STREAMS, fault)
+    assert_same(answers, expected)
+    print(f"\nlongest pause: {longest_pause(answers):.3f} s")
+    assert_same(await ask_all(cluster.url, STREAMS), expected)
+    crowd = await ask_all(cluster.url, MANY)
+    refused = [answer for answer in crowd if answer.status != 200]
+    assert refused
+    assert all(answer.status == 503 and answer.retry_after for answer in refused), refused[:2]
+    assert len(crowd) - len(refused) >= 32, "as many as two decode workers take"
+    await whole(cluster)
+
+
+async def test_its_data(cluster: Fleet) -> None:
+    await ready(cluster.url)
+    expected = await undisturbed(cluster.url, STREAMS)
+
+    async def fault(progress: Progress) -> None:
+        await progress.everybody_has(3)
+        cluster.cluster.kill()
+        for node in cluster.cluster.nodes.values():
+            node.lose_data()
+        cluster.cluster.start()
+
+    assert_same(await ask_all(cluster.url, STREAMS, fault), expected)
+    await whole(cluster)
+    async with cluster.operator() as op:
+        info = json.loads((await op.client.request(f"$JS.API.STREAM.INFO.{JOBS_STREAM}", b"", timeout=5)).data)
+        assert info["config"]["num_replicas"] == 3
+
+
+async def test_a_worker_dies_and_only_the_server_sees_it(cluster: Fleet) -> None:
+    """The last test: nobody starts it again. Without the server's word its streams would wait for 3 s of silence."""
+    await ready(cluster.url)
+    expected = await undisturbed(cluster.url, FEW)
+    async with cluster.operator() as op:
+        causes: list[bytes] = []
+
+        async def heard(msg: object) -> None:
+            causes.append(msg.data)  # type: ignore[attr-defined]
+
+        await op.client.subscribe("hr.dead.*", cb=heard)
+        await op.client.flush()
+
+        async def fault(progress: Progress) -> None:
+            await progress.everybody_has(3)
+            cluster.kill("d1")
+
+        answers = await ask_all(cluster.url, FEW, fault)
+        assert_same(answers, expected)
+        print(f"\nlongest pause: {longest_pause(answers):.3f} s")
+        assert causes
+        assert all(b"disconnected" in cause for cause in causes)

@@ -117,7 +117,7 @@ async def _own(pipe: Connection, blocks: int, block_bytes: int) -> None:
     def on_done(holder: Holder, outcome: Outcome) -> None:
         ended.put_nowait(outcome)
 
-    server = SocketTransferServer(pool, clock=SystemClock(), on_done=on_done)
+    server = SocketTransferServer(pool, clock=SystemClock())
     await server.start("127.0.0.1", 0)
     assert await server.share()
     if installed():
@@ -129,7 +129,7 @@ async def _own(pipe: Connection, blocks: int, block_bytes: int) -> None:
         for slot in slots:
             pool.view(slot)[:] = content
         pool.transfer(RunHolder(run), HandoffHolder(run), expires=SystemClock().monotonic() + 2)
-        ticket = server.offer(HandoffHolder(run), kv_compat=COMPAT)
+        ticket = server.offer(HandoffHolder(run), kv_compat=COMPAT, on_done=on_done)
         lag = Lag()
         pipe.send((ticket, [BlockRef(slot=slot, generation=pool.generation(slot)) for slot in slots]))
         assert await ended.get() is Outcome.RELEASED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from schemas.checks import require_process
+from schemas.checks import require, require_process
 from schemas.codec import Message
 from schemas.job import Job
 from schemas.reply import FinishReason, Logprob
@@ -71,16 +71,23 @@ class Handoff(Message, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class OfferRequest(Message, frozen=True, omit_defaults=True, kw_only=True):
-    """Block hashes that a prefill worker would fetch from decode's prefix cache (`hr.decode.<id>.offer`)."""
+    """What a prefill worker would fetch from decode's prefix cache (`hr.decode.<id>.offer`): a prompt's full blocks from the
+    first on, of which it has the first `have` itself."""
 
     run: int
     kv_compat: str
     hashes: tuple[bytes, ...]
+    have: int = 0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.have <= len(self.hashes), "have is outside the hashes")
 
 
 class Offer(Message, frozen=True, omit_defaults=True, kw_only=True):
-    """What decode lends of them."""
+    """What decode lends of them: the longest beginning that it has, with what the asker has too. Without a ticket: nothing, and
+    why."""
 
     run: int
     blocks: tuple[BlockRef, ...] = ()
     ticket: Ticket | None = None
+    reason: str = ""

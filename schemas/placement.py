@@ -42,10 +42,14 @@ SubmitAnswer = Accepted | Queue | Refused
 
 
 class CachedBlocks(msgspec.Struct, frozen=True, kw_only=True):
-    """The first `blocks` full blocks of the prompt lie cached on `process`."""
+    """The first `blocks` full blocks of the prompt lie cached on `process`, a decode worker, as far as a router knows."""
 
     process: str
     blocks: int
+
+    def __post_init__(self) -> None:
+        require_process(self.process, "process")
+        require(self.blocks >= 0, "blocks is below 0")
 
 
 class Placement(Message, frozen=True, omit_defaults=True, kw_only=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from schemas.state import Role
 from schemas.subjects import WORKERS_BUCKET, Subjects
@@ -15,9 +14,7 @@ from services.bus.typed import Refusals
 from services.clock import SystemClock
 from services.decode.decode import Decode
 from services.engine.build import build_engine
-from services.kv.holders import Holder
 from services.kv.transfer.auto import nixl_agent, open_carriers, transfer_client
-from services.kv.transfer.interface import Outcome
 from services.kv.transfer.server import SocketTransferServer
 from services.models.store import ModelStore
 from services.prefill.prefill import Prefill
@@ -38,28 +35,21 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
     login = Credentials(nats.user, nats.password) if nats.user else None
     bus = await connect(nats.servers, process=process, role=role, credentials=login, metrics=metrics)
     worker = Worker(bus, Subjects(nats.prefix), engine, role, clock, metrics)
+    server = SocketTransferServer(engine.pool, clock=clock)
     phases: list[Phase] = []
-    servers: list[SocketTransferServer] = []
     if role is not Role.DECODE:
-
-        def transfer_server(on_done: Callable[[Holder, Outcome], None]) -> SocketTransferServer:
-            servers.append(SocketTransferServer(engine.pool, clock=clock, on_done=on_done))
-            return servers[0]
-
-        phases.append(Prefill(worker, engine, transfer_server).start)
+        phases.append(Prefill(worker, engine, server, client).start)
     if role is not Role.PREFILL:
-        phases.append(Decode(worker, engine, client).start)
-    for server in servers:
-        await server.start(settings.worker.transfer_host, 0, advertise=settings.worker.transfer_advertise)
-        await open_carriers(server, settings.worker.transfer, nixl)
+        phases.append(Decode(worker, engine, client, server).start)
+    await server.start(settings.worker.transfer_host, 0, advertise=settings.worker.transfer_advertise)
+    await open_carriers(server, settings.worker.transfer, nixl)
     refusals = Refusals(metrics, clock)
     registry = KvRegistry(JetStream(bus, replicas=nats.replicas), WORKERS_BUCKET)
     service = Service(bus, f"headrace-{role}", "0.1.0", f"Headrace {role} worker", {"model": settings.model})
     try:
         await run(worker, phases, refusals, registry, service, stop, settings.worker.drain_timeout_s)
     finally:
-        for server in servers:
-            await server.close()
+        await server.close()
         client.close()
         if nixl is not None:
             nixl.close()

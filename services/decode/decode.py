@@ -7,16 +7,17 @@ Owns the stages HANDING_OFF and DECODING of hop 2. Invariant: a pulled block is 
 from __future__ import annotations
 
 from schemas.errors import HeadraceError
-from schemas.handoff import FirstToken, Handoff
+from schemas.handoff import FirstToken, Handoff, OfferRequest
 from schemas.lifecycle import State
 from schemas.placement import Lease, Placement, WorkerAnswer
 from services.bus.interface import Msg
 from services.bus.typed import Refusals, answer, listen
 from services.decode.leases import Leases
+from services.decode.loans import Loans
 from services.engine.protocol import DecodeEngine, RunSpec, TokenOutput
 from services.kv.holders import ReservationHolder, RunHolder
 from services.kv.pool import PoolExhausted
-from services.kv.transfer.interface import TransferClient, TransferError
+from services.kv.transfer.interface import TransferClient, TransferError, TransferServer
 from services.worker.isolation import begin_alone, make_alone
 from services.worker.runs import Run
 from services.worker.worker import Worker
@@ -25,15 +26,19 @@ PULL_S = 30.0
 
 
 class Decode:
-    def __init__(self, worker: Worker, engine: DecodeEngine, transfer: TransferClient) -> None:
+    """`server` lends what the prefix cache has."""
+
+    def __init__(self, worker: Worker, engine: DecodeEngine, transfer: TransferClient, server: TransferServer) -> None:
         self._worker = worker
         self._engine = engine
         self._transfer = transfer
         self._leases = Leases(worker)
+        self._loans = Loans(worker, server)
 
     async def start(self, refusals: Refusals) -> None:
         bus, subjects = self._worker.bus, self._worker.subjects
         await listen(bus, subjects.decode_lease(bus.process), Lease, self._leases.on_lease, refusals=refusals)
+        await listen(bus, subjects.decode_offer(bus.process), OfferRequest, self._loans.on_request, refusals=refusals)
         await listen(bus, subjects.decode_handoff(bus.process), Handoff, self._on_handoff, refusals=refusals)
         await listen(bus, subjects.decode_submit(bus.process), Placement, self._on_submit, refusals=refusals)
 

@@ -17,6 +17,7 @@ from schemas.job import Choice, Job, Sampling, Tier, unpack_ids
 from schemas.lifecycle import State
 from schemas.reply import FinishReason, Logprob
 from schemas.state import Capabilities, Rates
+from services.kv.hashing import block_hashes, chain_root
 from services.kv.pool import BlockPool
 
 
@@ -54,6 +55,10 @@ class RunSpec:
     def trunk(self) -> tuple[int, ...]:
         """What all open choices begin with, computed once: the prompt; for one alone also what it has generated."""
         return self.prompt if len(self.choices) > 1 else (*self.prompt, *self.choices[0].generated)
+
+    def hashes(self, info: EngineInfo) -> list[bytes]:
+        """Identities of the full blocks of `trunk`; 5 µs a block."""
+        return block_hashes(self.trunk, info.block_tokens, chain_root(info.kv_compat, self.salt, self.adapter))
 
     @classmethod
     def of(cls, run: int, job: Job) -> RunSpec:

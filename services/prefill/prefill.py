@@ -7,7 +7,7 @@ a lease, and by nothing after the run left this worker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from functools import partial
 
 from schemas.errors import HeadraceError
 from schemas.handoff import BlockRef, FirstToken, Handoff, Ticket
@@ -15,10 +15,11 @@ from schemas.lifecycle import State
 from schemas.placement import Accept, Placement, WorkerAnswer
 from services.bus.interface import Msg
 from services.bus.typed import Refusals, answer, ask, listen
+from services.engine.admission import admit
 from services.engine.protocol import PrefillEngine, RunSpec, TokenOutput
-from services.kv.hashing import block_hashes, chain_root
 from services.kv.holders import HandoffHolder, Holder, RunHolder
-from services.kv.transfer.interface import Outcome, TransferServer
+from services.kv.transfer.interface import Outcome, TransferClient, TransferServer
+from services.prefill.fetching import Fetching, Wanted
 from services.prefill.reservations import Reservations
 from services.worker.isolation import begin_alone
 from services.worker.runs import Run
@@ -31,16 +32,14 @@ OFFER_LEASE_S = 2.0
 
 
 class Prefill:
-    """`serve(on_done)` makes the transfer server; it calls back with the holder and outcome of each offer that ended."""
+    """`server` offers what was computed here; with `client` prefill fetches what is cached elsewhere."""
 
-    def __init__(
-        self, worker: Worker, engine: PrefillEngine, serve: Callable[[Callable[[Holder, Outcome], None]], TransferServer]
-    ) -> None:
+    def __init__(self, worker: Worker, engine: PrefillEngine, server: TransferServer, client: TransferClient) -> None:
         self._worker = worker
         self._engine = engine
-        self._transfer = serve(self._offer_ended)
+        self._transfer = server
+        self._fetching = Fetching(worker, client)
         self._reservations = Reservations(worker)
-        self._outcomes: dict[int, asyncio.Future[Outcome]] = {}
         worker.on_prefilled = self._prefilled
         worker.on_end.append(self._reservations.release)
 
@@ -61,16 +60,44 @@ class Prefill:
             admitted = worker.admit(run, job, 1, State.PREFILLING, lambda: None, placement.decode)
             begin_alone(worker, admitted, lambda: self._engine.prefill(RunSpec.of(run, job)))
             return worker.accepted(run)
-        reason = reason or worker.queue_refusal(job)
-        if not reason:
-            try:
-                self._engine.prefill(RunSpec.of(run, job))
-            except HeadraceError as error:
-                reason = error.code or "refused"
-        if reason:
-            return worker.refused(run, reason)
-        worker.admit(run, job, 1, State.PREFILLING, lambda: self._engine.cancel(run), placement.decode)
-        return worker.accepted(run)
+        reason = reason or worker.queue_refusal(job) or self._begin(placement)
+        return worker.refused(run, reason) if reason else worker.accepted(run)
+
+    def _begin(self, placement: Placement) -> str:
+        """Give the run to the engine, or fetch first what it need not compute. Why neither is possible, "" when it began."""
+        worker, job, run = self._worker, placement.job, placement.run
+        spec = RunSpec.of(run, job)
+        wanted = self._fetching.wanted(spec, placement.fetch)
+        try:
+            if wanted is None:
+                self._engine.prefill(spec)
+            else:
+                admit(self._engine.info, spec)
+                self._fetching.claim(spec, wanted)
+        except HeadraceError as error:
+            return error.code or "refused"
+        admitted = worker.admit(run, job, 1, State.PREFILLING, lambda: self._engine.cancel(run), placement.decode)
+        if wanted is not None:
+            admitted.to_come = len(spec.trunk) - len(wanted.hashes) * self._engine.info.block_tokens
+            worker.stage(admitted, self._fetch_first(admitted, spec, wanted), self._stopped_early, f"fetch {run}")
+        return ""
+
+    async def _fetch_first(self, run: Run, spec: RunSpec, wanted: Wanted) -> None:
+        await self._fetching.fetch(run.id, wanted, within=run.deadline - self._worker.clock.monotonic())
+        run.to_come = 0
+        try:
+            self._engine.prefill(spec)
+        except HeadraceError as error:
+            run.ending = (State.RETRY, error.code or "refused")
+            self._stopped_early(run)
+            self._worker.outbox.flush()
+        else:
+            run.stop = lambda: self._engine.cancel(run.id)
+
+    def _stopped_early(self, run: Run) -> None:
+        """The run ends before the engine had it."""
+        self._engine.pool.release(RunHolder(run.id))
+        self._worker.end(run, *run.ending)
 
     # HANDING_OFF
 
@@ -84,17 +111,15 @@ class Prefill:
         holder = HandoffHolder(run.id)
         pool = self._engine.pool
         pool.transfer(RunHolder(run.id), holder, expires=started + OFFER_LEASE_S)
-        done = self._outcomes[run.id] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         try:
-            ticket = self._transfer.offer(holder, kv_compat=self._engine.info.kv_compat)
+            ticket = self._transfer.offer(holder, kv_compat=self._engine.info.kv_compat, on_done=partial(_settle, done))
             reason = await self._ask_decode(run, self._handoff(run, holder, ticket))
             if not reason:
                 async with asyncio.timeout(HANDOFF_S):
                     reason = "" if await done is Outcome.RELEASED else "handoff_lost"
         except TimeoutError:
             reason = "handoff_timeout"
-        finally:
-            self._outcomes.pop(run.id, None)
         self._let_go(run)
         if reason:
             self._worker.end(run, State.RETRY, reason)
@@ -117,8 +142,7 @@ class Prefill:
     def _handoff(self, run: Run, holder: Holder, ticket: Ticket) -> Handoff:
         info, pool, job = self._engine.info, self._engine.pool, run.job
         spec = RunSpec.of(run.id, job)
-        hashes = block_hashes(spec.trunk, info.block_tokens, chain_root(info.kv_compat, job.salt, job.adapter))
-        names = (*hashes, b"")
+        names = (*spec.hashes(info), b"")
         return Handoff(
             run=run.id,
             job=job,
@@ -147,10 +171,10 @@ class Prefill:
         pool.release(holder)
         pool.release(RunHolder(run.id))  # a handoff that was stopped before it began
 
-    def _offer_ended(self, holder: Holder, outcome: Outcome) -> None:
-        done = self._outcomes.get(holder.run)
-        if done is not None and not done.done():
-            done.set_result(outcome)
+
+def _settle(done: asyncio.Future[Outcome], _: Holder, outcome: Outcome) -> None:
+    if not done.done():  # whoever waited may have been cancelled
+        done.set_result(outcome)
 
 
 def _first(output: TokenOutput) -> FirstToken:

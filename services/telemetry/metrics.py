@@ -43,6 +43,8 @@ class Metrics:
         self.generation_tokens = self._counter(names.GENERATION_TOKENS)
         self.handoffs = self._counter(names.HANDOFFS)
         self.handoff_time = self._histogram(names.HANDOFF_TIME)
+        self.kv_fetches = self._counter(names.KV_FETCHES)
+        self.kv_blocks_fetched = self._counter(names.KV_BLOCKS_FETCHED)
         self.engine_step_time = self._histogram(names.ENGINE_STEP_TIME)
         self.draft_tokens = self._counter(names.DRAFT_TOKENS)
         self.accepted_tokens = self._counter(names.ACCEPTED_TOKENS)

@@ -24,7 +24,8 @@ DEBOUNCE_S = 0.02
 
 
 class Beats:
-    """`decoding` counts the choices that decode or will (a handoff that is being pulled)."""
+    """`decoding` counts the choices that decode or will (a handoff that is being pulled); `queued_tokens` those that no step has
+    computed."""
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class Beats:
         role: Role,
         clock: Clock,
         decoding: Callable[[], int],
+        queued_tokens: Callable[[], int],
         stalls: StallWatch,
     ) -> None:
         self._bus = bus
@@ -42,6 +44,7 @@ class Beats:
         self._role = role
         self._clock = clock
         self._decoding = decoding
+        self._queued_tokens = queued_tokens
         self._stalls = stalls
         self._versions = itertools.count(1)
         self._changed = asyncio.Event()
@@ -53,7 +56,7 @@ class Beats:
         reserved = sum(isinstance(holder, ReservationHolder) for holder in pool.holders)
         return Credits(
             version=next(self._versions),
-            prefill_tokens=max(0, stats.step_tokens - stats.queued_tokens),
+            prefill_tokens=max(0, stats.step_tokens - self._queued_tokens()),
             decode_slots=max(0, info.max_batch - self._decoding() - reserved),
             kv_blocks=pool.available,
         )

@@ -26,8 +26,8 @@ class Run:
 
     `deadline` is monotonic seconds. `partner` is the process that holds the reservation (for prefill) or the blocks (for
     decode). `last` maps a choice to its last token; `stopped`: choices that the edge wants no more; `totals` are prefill's, once
-    it is done. `ending` is what a run that is being dropped ends as. `unattended_s`: how long no edge has said that it holds this
-    detached job.
+    is done. `ending` is what a run that is being dropped ends as. `unattended_s`: how long no edge has said that it holds this
+    detached job. `to_come`: tokens that the engine does not know of yet.
     """
 
     id: int
@@ -43,6 +43,7 @@ class Run:
     ending: tuple[State, str] = (State.CANCELLED, "")
     stopping: bool = False
     unattended_s: float = 0.0
+    to_come: int = 0
 
     @property
     def going(self) -> int:

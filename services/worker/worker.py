@@ -24,7 +24,8 @@ from schemas.subjects import Subjects
 from services.bus.interface import Bus
 from services.bus.typed import send
 from services.clock import Clock
-from services.engine.protocol import Engine, StepReport, TokenOutput
+from services.engine.protocol import Engine, RunSpec, StepReport, TokenOutput
+from services.kv.hashing import cap_hit
 from services.telemetry.metrics import Metrics
 from services.worker.beats import Beats
 from services.worker.edges import EdgeWatch
@@ -53,7 +54,7 @@ class Worker:
         self.outbox = Outbox(bus, subjects.control(bus.process), self.ring, clock)
         self.edges = EdgeWatch(bus, clock)
         self.stalls = StallWatch(clock)
-        self.beats = Beats(bus, subjects, engine, role, clock, self._decoding, self.stalls)
+        self.beats = Beats(bus, subjects, engine, role, clock, self._decoding, self._queued_tokens, self.stalls)
         self.on_prefilled: RunHook | None = None
         self.on_end: list[RunHook] = []
         self.on_unknown_cancel: list[Callable[[int], None]] = []
@@ -97,10 +98,13 @@ class Worker:
         return admitted
 
     def queue_refusal(self, job: Job) -> str:
-        """A worker queues one step's work at most; an idle queue takes any prompt."""
-        stats = self.engine.stats()
+        """A worker queues one step's work at most, and what its cache has is none; an idle queue takes any prompt."""
+        queued = self._queued_tokens()
+        room = self.engine.stats().step_tokens - queued
         tokens = job.prompt_tokens + sum(len(choice.generated) for choice in job.open_choices)
-        return "no_credit" if stats.queued and stats.queued_tokens + tokens > stats.step_tokens else ""
+        if not queued or tokens <= room or tokens - self._cached_tokens(job) <= room:
+            return ""
+        return "no_credit"
 
     def accepted(self, run: int) -> Accept:
         return Accept(run=run, credits=self.beats.credits())
@@ -261,6 +265,15 @@ class Worker:
 
     def _decoding(self) -> int:
         return sum(run.going for run in self.runs if run.hop == 2)
+
+    def _queued_tokens(self) -> int:
+        """Of runs that are in no step yet, those included that are not in the engine yet."""
+        return self.engine.stats().queued_tokens + sum(run.to_come for run in self.runs)
+
+    def _cached_tokens(self, job: Job) -> int:
+        info, spec = self.engine.info, RunSpec.of(0, job)
+        hashes = spec.hashes(info)[: cap_hit(len(spec.trunk), info.block_tokens)]
+        return len(self.engine.pool.prefix.match(hashes)) * info.block_tokens
 
     def _left(self) -> None:
         self._run_left.set()

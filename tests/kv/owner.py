@@ -49,14 +49,14 @@ async def main(count: int, kind: TransferKind) -> None:
     def on_done(holder: Holder, outcome: Outcome) -> None:
         ended.put_nowait(outcome)
 
-    server = SocketTransferServer(pool, clock=SystemClock(), on_done=on_done)
+    server = SocketTransferServer(pool, clock=SystemClock())
     await server.start("127.0.0.1", 0)
     await open_carriers(server, kind, nixl_agent(kind))
     slots = pool.allocate(RunHolder(1), count)
     pool.transfer(RunHolder(1), HandoffHolder(1), expires=SystemClock().monotonic() + 1)
     blocks = [BlockRef(slot=slot, generation=pool.generation(slot)) for slot in slots]
     digest = xxhash.xxh3_64_intdigest(b"".join(pool.view(slot) for slot in slots))
-    line = Line(server.offer(HandoffHolder(1), kv_compat=COMPAT), blocks, digest)
+    line = Line(server.offer(HandoffHolder(1), kv_compat=COMPAT, on_done=on_done), blocks, digest)
     print(base64.b64encode(msgspec.msgpack.encode(line)).decode(), flush=True)
     print(await ended.get(), flush=True)
 

@@ -65,7 +65,7 @@ class Rig:
 
     def offer(self, run: int, n: int) -> tuple[Ticket, list[BlockRef]]:
         holder = self.fill(run, n)
-        ticket = self.server.offer(holder, kv_compat=COMPAT)
+        ticket = self.server.offer(holder, kv_compat=COMPAT, on_done=self.on_done)
         return ticket, [BlockRef(slot=b, generation=self.prefill.generation(b)) for b in self.prefill.blocks(holder)]
 
     def room(self, run: int, n: int) -> list[memoryview]:
@@ -100,7 +100,7 @@ def _pool(block_bytes: int) -> BlockPool:
 async def rig(carrier: Carrier, *, block_bytes: int = 4096, limits: TransferLimits = FAST) -> AsyncIterator[Rig]:
     made = Rig(block_bytes)
     if carrier != "memory":
-        server = SocketTransferServer(made.prefill, clock=made.clock, on_done=made.on_done, limits=limits)
+        server = SocketTransferServer(made.prefill, clock=made.clock, limits=limits)
         await server.start("127.0.0.1", 0)
         lending, reading = nixl_agents() if carrier == "nixl" else (None, None)
         await open_carriers(server, carrier, lending)
@@ -108,7 +108,7 @@ async def rig(carrier: Carrier, *, block_bytes: int = 4096, limits: TransferLimi
         made.client, made.frozen = (transfer_client(carrier, reading, each) for each in (limits, FROZEN))
     else:
         network: dict[str, MemoryTransferServer] = {}
-        fake = MemoryTransferServer(made.prefill, network, "p1:0", clock=made.clock, on_done=made.on_done, limits=limits)
+        fake = MemoryTransferServer(made.prefill, network, "p1:0", clock=made.clock, limits=limits)
         await fake.start()
         made.server = fake
         made.client = MemoryTransferClient(network, limits=limits)

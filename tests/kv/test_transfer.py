@@ -217,7 +217,7 @@ async def test_a_second_offer_of_the_same_blocks_owes_nothing_to_the_first(both:
     fetched = await both.client.fetch(ticket, blocks, both.room(1, 2), kv_compat=COMPAT, timeout=5)
     both.server.revoke(H1)
     both.prefill.hold(H1, slots)
-    ticket = both.server.offer(H1, kv_compat=COMPAT)
+    ticket = both.server.offer(H1, kv_compat=COMPAT, on_done=both.on_done)
     assert not await fetched.release()
     again = await both.client.fetch(ticket, blocks, both.room(2, 2), kv_compat=COMPAT, timeout=5)
     assert await again.release()
@@ -269,10 +269,10 @@ async def test_eight_fetches_at_once_do_not_mix(both: Rig) -> None:
 
 async def test_only_what_a_holder_has_can_be_offered_and_only_once(both: Rig) -> None:
     with pytest.raises(LedgerError):
-        both.server.offer(H1, kv_compat=COMPAT)
+        both.server.offer(H1, kv_compat=COMPAT, on_done=both.on_done)
     both.offer(1, 1)
     with pytest.raises(LedgerError):
-        both.server.offer(H1, kv_compat=COMPAT)
+        both.server.offer(H1, kv_compat=COMPAT, on_done=both.on_done)
 
 
 async def test_nobody_at_the_address(both: Rig) -> None:

@@ -296,17 +296,17 @@ async def test_large_blocks_arrive_whole() -> None:
 
 async def test_tickets_name_the_advertised_address_not_the_bound_one() -> None:
     pool = BlockPool(1, block_bytes=8, memory=memoryview(bytearray(8)))
-    server = SocketTransferServer(pool, clock=ManualClock(), on_done=lambda holder, outcome: None)
+    server = SocketTransferServer(pool, clock=ManualClock())
     await server.start("0.0.0.0", 0, advertise="kv.example:7000")
     pool.allocate(H1, 1)
-    assert server.offer(H1, kv_compat=COMPAT).address == "kv.example:7000"
+    assert server.offer(H1, kv_compat=COMPAT, on_done=lambda holder, outcome: None).address == "kv.example:7000"
     await server.close()
 
 
 async def test_ipv6() -> None:
     async with rig("tcp") as made:
         await made.server.close()
-        server = SocketTransferServer(made.prefill, clock=made.clock, on_done=made.on_done, limits=FAST)
+        server = SocketTransferServer(made.prefill, clock=made.clock, limits=FAST)
         try:
             await server.start("::1", 0)
         except OSError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -20,9 +19,7 @@ from services.engine.core import StepEngine
 from services.engine.protocol import EngineInfo
 from services.engine.scheduler import ChunkedScheduler, Step
 from services.engine.scripted import ScriptedRunner, Timing
-from services.kv.holders import Holder
 from services.kv.pool import BlockPool
-from services.kv.transfer.interface import Outcome
 from services.prefill.prefill import Prefill
 from services.router.router import Router
 from services.router.service import WARM_UP_S
@@ -90,25 +87,18 @@ async def serve_router(node: Node) -> None:
 async def serve_worker(node: Node, role: Role, shape: Engine, wires: Wires) -> None:
     engine = scripted(shape, node.clock)
     worker = node.worker = Worker(node.bus, Subjects(), engine, role, node.clock, METRICS)
+    server, client = Server(wires, node.process, engine.pool, node.clock, node.random), Client(wires, node.process)
     phases: list[Phase] = []
-    servers: list[Server] = []
     if role is not Role.DECODE:
-
-        def transfer_server(on_done: Callable[[Holder, Outcome], None]) -> Server:
-            servers.append(Server(wires, node.process, engine.pool, node.clock, node.random, on_done))
-            return servers[0]
-
-        phases.append(Prefill(worker, engine, transfer_server).start)
+        phases.append(Prefill(worker, engine, server, client).start)
     if role is not Role.PREFILL:
-        phases.append(Decode(worker, engine, Client(wires, node.process)).start)
-    for server in servers:
-        await server.start()
+        phases.append(Decode(worker, engine, client, server).start)
+    await server.start()
     service = Service(node.bus, f"headrace-{role}", "0.1.0", "", clock=node.clock)
     try:
         await run(worker, phases, Refusals(clock=node.clock), NoRegistry(), service, node.stop, DRAIN_S)  # type: ignore[arg-type]
     finally:
-        for server in servers:
-            await server.close()
+        await server.close()
 
 
 class Runner(ScriptedRunner):

@@ -131,11 +131,11 @@ class Connection:
 class Server:
     """A `TransferServer`."""
 
-    def __init__(self, wires: Wires, process: Process, pool: BlockPool, clock: Clock, random: Random, on_done: OnDone) -> None:
+    def __init__(self, wires: Wires, process: Process, pool: BlockPool, clock: Clock, random: Random) -> None:
         self.counts: dict[str, int] = {}
         self.process = process
         self.pool = pool
-        self.book = OfferBook(pool, clock, DEFAULT_LIMITS, random.randbytes, on_done, lambda offer: None, self.counts)
+        self.book = OfferBook(pool, clock, DEFAULT_LIMITS, random.randbytes, lambda offer: None, self.counts)
         self._wires = wires
         self._watching: asyncio.Task[None] | None = None
 
@@ -147,8 +147,9 @@ class Server:
         self._wires.servers[self.address] = self
         self._watching = asyncio.create_task(self.book.watch())
 
-    def offer(self, holder: Holder, *, kv_compat: str) -> Ticket:
-        return Ticket(address=self.address, token=self.book.open(holder, kv_compat).token, expires_s=DEFAULT_LIMITS.present_s)
+    def offer(self, holder: Holder, *, kv_compat: str, on_done: OnDone) -> Ticket:
+        token = self.book.open(holder, kv_compat, on_done).token
+        return Ticket(address=self.address, token=token, expires_s=DEFAULT_LIMITS.present_s)
 
     def revoke(self, holder: Holder) -> bool:
         return self.book.revoke(holder)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from schemas.codec import decode
 from schemas.control import Control, Position, Verb
@@ -16,7 +16,7 @@ from schemas.handoff import BlockRef, Ticket
 from schemas.identity import job_id, process_id, run_id
 from schemas.job import Deadlines, Job, Sampling, Tier, pack_ids
 from schemas.lifecycle import State
-from schemas.placement import Lease, LeaseAnswer, LeaseItem, LeaseVerb, Placement, WorkerAnswer
+from schemas.placement import CachedBlocks, Lease, LeaseAnswer, LeaseItem, LeaseVerb, Placement, WorkerAnswer
 from schemas.reply import Digest, Event, Frame, Reply
 from schemas.state import Capabilities, EdgeBeat, Role
 from schemas.subjects import Subjects
@@ -29,10 +29,13 @@ from services.engine.core import StepEngine
 from services.engine.protocol import EngineInfo
 from services.engine.scripted import Script, ScriptedRunner, Timing
 from services.engine.speculation import build_scheduler
+from services.kv import memory as kv_memory
 from services.kv.pool import BlockPool
 from services.kv.prefix_cache import prefix_cache
-from services.kv.transfer.interface import TransferLimits
-from services.kv.transfer.memory import MemoryFetched, MemoryTransferClient, MemoryTransferServer
+from services.kv.transfer.auto import TransferKind, open_carriers, transfer_client
+from services.kv.transfer.interface import Fetched, TransferClient, TransferLimits, TransferServer
+from services.kv.transfer.memory import MemoryTransferClient, MemoryTransferServer
+from services.kv.transfer.server import SocketTransferServer
 from services.prefill.prefill import Prefill
 from services.settings import WorkerSettings
 from services.telemetry.metrics import Metrics
@@ -51,14 +54,15 @@ __all__ = ["Rig", "rig", "until"]
 BLOCK_TOKENS = 4
 BLOCKS = 64
 EOS = 0
+Carrier = TransferKind | Literal["memory"]
 _random = Random(7)
 
 
 def engine(
     timing: Timing, scripts: tuple[Script, ...], blocks: int = BLOCKS, *, cache: bool = True, guess: int = 0
 ) -> StepEngine:
-    memory = memoryview(bytearray(blocks * 64))
-    pool = BlockPool(blocks, block_bytes=64, memory=memory, prefix=prefix_cache(enabled=cache))
+    memory = kv_memory.allocate(blocks * 64)
+    pool = BlockPool(blocks, block_bytes=64, memory=memory.view, fd=memory.fd, prefix=prefix_cache(enabled=cache))
     runner = ScriptedRunner(pool, block_tokens=BLOCK_TOKENS, vocab=range(10, 300), eos_id=EOS, scripts=scripts, timing=timing)
     info = EngineInfo(
         name="scripted",
@@ -123,16 +127,16 @@ class EdgeDouble:
         send(self.bus, to, Control(run=run, job=job, verb=verb, positions=positions))
 
 
-class CountingClient(MemoryTransferClient):
-    """Keeps how many blocks each handoff pulled."""
+class CountingClient:
+    """A `TransferClient` that keeps how many blocks each fetch asked for."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, client: TransferClient) -> None:
+        self.client = client
         self.pulls: list[int] = []
 
-    async def fetch(self, ticket: Ticket, blocks: Sequence[BlockRef], *args: Any, **options: Any) -> MemoryFetched:
+    async def fetch(self, ticket: Ticket, blocks: Sequence[BlockRef], *args: Any, **options: Any) -> Fetched:
         self.pulls.append(len(blocks))
-        return await super().fetch(ticket, blocks, *args, **options)
+        return await self.client.fetch(ticket, blocks, *args, **options)
 
 
 @dataclass
@@ -143,6 +147,8 @@ class Rig:
     decode: Worker
     broker: MemoryBroker
     transfer: CountingClient
+    fetches: CountingClient
+    servers: dict[str, TransferServer]
     subjects: Subjects = field(default_factory=Subjects)
 
     def job(self, prompt: list[int] | None = None, *, max_tokens: int = 8, seed: int = 1, total_s: float = 30.0) -> Job:
@@ -162,13 +168,15 @@ class Rig:
         lease = Lease(process="r1", items=(LeaseItem(run=run, verb=LeaseVerb.RESERVE, blocks=blocks),))
         return await ask(self.router, self.subjects.decode_lease(self.decode.bus.process), lease, LeaseAnswer, timeout=1.0)
 
-    async def submit(self, job: Job, *, reserve: bool = True, run: int = 0) -> tuple[int, object]:
+    async def submit(
+        self, job: Job, *, reserve: bool = True, run: int = 0, fetch: CachedBlocks | None = None
+    ) -> tuple[int, object]:
         """What a router does: reserve on decode, submit to prefill."""
         run = run or run_id(_random)
         if reserve:
             answer = await self.reserve(run, -(-job.prompt_tokens // BLOCK_TOKENS) + 1)
             assert answer.results[0].ok, answer.results[0].reason
-        placement = Placement(run=run, job=job, decode=self.decode.bus.process)
+        placement = Placement(run=run, job=job, decode=self.decode.bus.process, fetch=fetch)
         subject = self.subjects.prefill_submit(self.prefill.bus.process)
         return run, await ask(self.router, subject, placement, WorkerAnswer, timeout=1.0)
 
@@ -197,12 +205,15 @@ async def rig(
     decode_blocks: int = BLOCKS,
     limits: TransferLimits | None = None,
     pull_block_s: float = 0.0,
+    fetch_block_s: float = 0.0,
+    carrier: Carrier = "memory",
     edge_beats: bool = True,
     cache: bool = True,
     guess: int = 0,
 ) -> AsyncIterator[Rig]:
-    """`guess`: tokens that decode guesses ahead. `Timing` delays make a stage long enough to do something in it."""
-    broker, clock, subjects, network = MemoryBroker(), SystemClock(), Subjects(), {}
+    """`guess`: tokens that decode guesses ahead. `Timing` delays make a stage long enough to do something in it. `carrier`: in
+    memory, or over real sockets."""
+    broker, clock, subjects = MemoryBroker(), SystemClock(), Subjects()
     limits = limits or TransferLimits()
     buses = {name: MemoryBus(broker, process_id(name, time.time(), _random)) for name in ("e1", "r1", "p1", "d1")}
     edge = EdgeDouble(buses["e1"])
@@ -213,17 +224,11 @@ async def rig(
     }
     roles = {"p1": Role.PREFILL, "d1": Role.DECODE}
     workers = {n: Worker(buses[n], subjects, engines[n], roles[n], clock, Metrics.null()) for n in engines}
-    servers = []
-
-    def serve(on_done):  # type: ignore[no-untyped-def]
-        server = MemoryTransferServer(engines["p1"].pool, network, "p1", clock=clock, on_done=on_done, limits=limits)
-        servers.append(server)
-        return server
-
-    prefill_phase = Prefill(workers["p1"], engines["p1"], serve)
-    transfer = CountingClient(network, limits=limits, block_s=pull_block_s)
-    decode_phase = Decode(workers["d1"], engines["d1"], transfer)
-    await servers[0].start()
+    network: dict[str, MemoryTransferServer] = {}
+    servers = {name: await _server(carrier, network, name, engines[name].pool, limits) for name in engines}
+    transfer, fetches = (CountingClient(_client(carrier, network, limits, each)) for each in (pull_block_s, fetch_block_s))
+    prefill_phase = Prefill(workers["p1"], engines["p1"], servers["p1"], fetches)
+    decode_phase = Decode(workers["d1"], engines["d1"], transfer, servers["d1"])
     refusals = Refusals()
     for worker in workers.values():
         worker.engine.start(worker.on_step)
@@ -235,14 +240,34 @@ async def rig(
     await decode_phase.start(refusals)
     beating = asyncio.create_task(_beat(edge.bus, subjects)) if edge_beats else None
     try:
-        yield Rig(edge, buses["r1"], workers["p1"], workers["d1"], broker, transfer)
+        yield Rig(edge, buses["r1"], workers["p1"], workers["d1"], broker, transfer, fetches, servers)
     finally:
         if beating is not None:
             beating.cancel()
         for worker in workers.values():
             await worker.close()
             worker.engine.pool.check_integrity()
-        await servers[0].close()
+        for server in servers.values():
+            await server.close()
+
+
+async def _server(
+    carrier: Carrier, network: dict[str, MemoryTransferServer], name: str, pool: BlockPool, limits: TransferLimits
+) -> TransferServer:
+    if carrier == "memory":
+        fake = MemoryTransferServer(pool, network, name, clock=SystemClock(), limits=limits)
+        await fake.start()
+        return fake
+    server = SocketTransferServer(pool, clock=SystemClock(), limits=limits)
+    await server.start("127.0.0.1", 0)
+    await open_carriers(server, carrier)
+    return server
+
+
+def _client(carrier: Carrier, network: dict[str, MemoryTransferServer], limits: TransferLimits, block_s: float) -> TransferClient:
+    if carrier == "memory":
+        return MemoryTransferClient(network, limits=limits, block_s=block_s)
+    return transfer_client(carrier, limits=limits)
 
 
 async def _beat(bus: MemoryBus, subjects: Subjects) -> None:

@@ -27,7 +27,7 @@ class Outcome(StrEnum):
 
 
 OnDone = Callable[[Holder, Outcome], None]
-"""Called once for each offer that ends by itself (not by `revoke`), after its blocks were released."""
+"""Called once when an offer ends by itself (not by `revoke`), after its blocks were released."""
 
 
 class TransferError(HeadraceError):
@@ -85,7 +85,7 @@ class TransferServer(Protocol):
         """What goes into tickets."""
         ...
 
-    def offer(self, holder: Holder, *, kv_compat: str) -> Ticket:
+    def offer(self, holder: Holder, *, kv_compat: str, on_done: OnDone) -> Ticket:
         """Leave to fetch, once, blocks that `holder` has now; puts it under a lease. Raises LedgerError: it has none."""
         ...
 

@@ -31,13 +31,12 @@ class MemoryTransferServer:
         address: str,
         *,
         clock: Clock,
-        on_done: OnDone,
         limits: TransferLimits = DEFAULT_LIMITS,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self.counts: dict[str, int] = {}
         self.pool = pool
-        self.book = OfferBook(pool, clock, limits, random_bytes, on_done, lambda offer: None, self.counts)
+        self.book = OfferBook(pool, clock, limits, random_bytes, lambda offer: None, self.counts)
         self._limits = limits
         self._network = network
         self._address = address
@@ -51,8 +50,8 @@ class MemoryTransferServer:
     def address(self) -> str:
         return self._address
 
-    def offer(self, holder: Holder, *, kv_compat: str) -> Ticket:
-        offer = self.book.open(holder, kv_compat)
+    def offer(self, holder: Holder, *, kv_compat: str, on_done: OnDone) -> Ticket:
+        offer = self.book.open(holder, kv_compat, on_done)
         return Ticket(address=self._address, token=offer.token, expires_s=self._limits.present_s)
 
     def revoke(self, holder: Holder) -> bool:

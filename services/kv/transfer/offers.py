@@ -33,6 +33,7 @@ class Offer:
     kv_compat: str
     generations: dict[int, int]
     present_by: float
+    on_done: OnDone
     presented: bool = False
 
 
@@ -44,20 +45,19 @@ class OfferBook:
     clock: Clock
     limits: TransferLimits
     random_bytes: Callable[[int], bytes]
-    on_done: OnDone
     on_end: Callable[[Offer], None]
     counts: dict[str, int]
     _open: dict[bytes, Offer] = field(default_factory=dict)
     _by_holder: dict[Holder, Offer] = field(default_factory=dict)
     _ended: OrderedDict[bytes, tuple[bytes, RefusalReason]] = field(default_factory=OrderedDict)
 
-    def open(self, holder: Holder, kv_compat: str) -> Offer:
+    def open(self, holder: Holder, kv_compat: str, on_done: OnDone) -> Offer:
         """Offer what `holder` has. Raises LedgerError when that is nothing, or is on offer already."""
         now = self.clock.monotonic()
         if holder in self._by_holder or not self.pool.renew(holder, now + self.limits.lease_s, now=now):
             raise LedgerError(f"{holder} has no blocks that could be offered")
         generations = {block: self.pool.generation(block) for block in self.pool.blocks(holder)}
-        offer = Offer(holder, self.random_bytes(TOKEN_BYTES), kv_compat, generations, now + self.limits.present_s)
+        offer = Offer(holder, self.random_bytes(TOKEN_BYTES), kv_compat, generations, now + self.limits.present_s, on_done)
         self._open[offer.token[:_NAME_BYTES]] = offer
         self._by_holder[holder] = offer
         return offer
@@ -160,7 +160,7 @@ class OfferBook:
         if self._by_holder.get(offer.holder) is not offer:
             return
         self._end(offer, RefusalReason.USED if offer.presented else RefusalReason.EXPIRED, outcome)
-        self.on_done(offer.holder, outcome)
+        offer.on_done(offer.holder, outcome)
 
     def _end(self, offer: Offer, later: RefusalReason, count: str) -> None:
         name, secret = offer.token[:_NAME_BYTES], offer.token[_NAME_BYTES:]

@@ -38,14 +38,13 @@ class SocketTransferServer:
         pool: BlockPool,
         *,
         clock: Clock,
-        on_done: OnDone,
         limits: TransferLimits = DEFAULT_LIMITS,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self.counts: dict[str, int] = {}
         self._pool = pool
         self._limits = limits
-        self._book = OfferBook(pool, clock, limits, random_bytes, on_done, self._cut, self.counts)
+        self._book = OfferBook(pool, clock, limits, random_bytes, self._cut, self.counts)
         self._address = ""
         self._local = ""
         self._agent: NixlAgent | None = None
@@ -88,8 +87,8 @@ class SocketTransferServer:
     def address(self) -> str:
         return self._address
 
-    def offer(self, holder: Holder, *, kv_compat: str) -> Ticket:
-        offer = self._book.open(holder, kv_compat)
+    def offer(self, holder: Holder, *, kv_compat: str, on_done: OnDone) -> Ticket:
+        offer = self._book.open(holder, kv_compat, on_done)
         return Ticket(
             address=self._address,
             token=offer.token,

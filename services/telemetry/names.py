@@ -66,9 +66,7 @@ KV_BLOCKS_ORPHANED = _gauge("headrace_kv_blocks_orphaned", "KV blocks that nobod
 HANDOFFS = _counter("headrace_handoffs_total", "Handoffs that ended, by outcome.")
 HANDOFF_TIME = _histogram("headrace_handoff_seconds", "From the offer of KV blocks to their release.", _FAST)
 KV_FETCHES = _counter("headrace_kv_fetches_total", "Times prefill asked a decode worker for cached KV blocks, by outcome.")
-KV_BLOCKS_FETCHED = _counter(
-    "headrace_kv_blocks_fetched_total", "Cached KV blocks that prefill fetched from decode."
-)
+KV_BLOCKS_FETCHED = _counter("headrace_kv_blocks_fetched_total", "Cached KV blocks that prefill fetched from decode.")
 
 ENGINE_STEP_TIME = _histogram("headrace_engine_step_seconds", "One engine step.", _TOKEN)
 DRAFT_TOKENS = _counter("headrace_spec_decode_draft_tokens_total", "Tokens guessed ahead by speculative decoding.")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from schemas.control import Verb
 from schemas.errors import DeadlineExceeded, JobFailed
 from schemas.lifecycle import State
-from schemas.reply import Digest, DigestEntry, FinishReason
+from schemas.reply import Digest, DigestEntry, FinishReason, Frame
 from tests.edge.cluster import DECODE, PREFILL, Cluster, collect, draft, process, until
 
 RUN, OTHER = 11, 12
@@ -133,6 +134,22 @@ async def test_a_gap_that_stays_is_a_next_attempt(cluster: Cluster) -> None:
     assert cluster.cancelled(DECODE, RUN) >= 1
     cluster.tokens(DECODE, again, OTHER, 1, [6], finish=FinishReason.STOP)
     assert await collect(handle) == ([5, 6], FinishReason.STOP)
+
+
+async def test_cached_tokens_are_the_first_attempts(cluster: Cluster) -> None:
+    """The next one finds what the first one computed: that was no hit of the client's prompt."""
+    cluster.answers = [cluster.accept(RUN), cluster.accept(OTHER)]
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    assert handle.cached_tokens == 0
+    frame = Frame(run=RUN, job=job.job, attempt=1, hop=1, index=0, tokens=(5,), cached_tokens=16)
+    cluster.say(PREFILL, frames=[frame])
+    cluster.event(PREFILL, job, RUN, 1, State.RETRY, reason="handoff_lost")
+    again = await cluster.submitted(2)
+    last = Frame(run=OTHER, job=job.job, attempt=again.attempt, hop=1, index=1, tokens=(6,), cached_tokens=48)
+    cluster.say(PREFILL, frames=[msgspec.structs.replace(last, finish=FinishReason.STOP)])
+    assert await collect(handle) == ([5, 6], FinishReason.STOP)
+    assert handle.cached_tokens == 16
 
 
 async def test_a_failed_run_is_an_error_after_its_tokens(cluster: Cluster) -> None:

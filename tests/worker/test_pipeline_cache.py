@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from schemas.lifecycle import State
+from schemas.placement import Accept
 from services.engine.scripted import Timing
 from services.kv.holders import ReservationHolder, RunHolder
 from tests.worker.rig import BLOCK_TOKENS, Rig, rig, until
@@ -116,6 +117,35 @@ async def test_a_local_prefill_uses_what_handoffs_brought():
         await until(lambda: r.edge.ended(run))
         assert r.edge.tokens(run) == apart
         assert r.edge.frames[-1].cached_tokens == 12
+        await until(r.clean)
+
+
+async def test_a_local_prefill_of_a_small_tail_goes_in_beside_a_running_batch():
+    async with rig(decode=Timing(prefill_token_s=0.005, decode_step_s=0.005)) as r:
+        first = await answer(r, PROMPT, max_tokens=10)
+        running = [(await r.submit(r.job([50 + n, 51, 52], max_tokens=60)))[0] for n in range(3)]
+        await until(lambda: all((2, State.DECODING) in r.edge.states(run) for run in running))
+        chat = [*PROMPT, *first, 40, 41, 42]
+        here, taken = await r.submit_locally(r.job(chat, max_tokens=4))
+        assert isinstance(taken, Accept)
+        await until(lambda: r.edge.ended(here))
+        assert not any(r.edge.ended(run) for run in running), "nobody waited for a prompt, nor it for them"
+        frames = [frame for frame in r.edge.frames if frame.run == here]
+        assert {(frame.hop, frame.cached_tokens) for frame in frames} == {(2, 20)}
+        assert r.edge.tokens(here) == await uncached(chat, max_tokens=4)
+        await until(lambda: all(r.edge.ended(run) is State.FINISHED for run in running))
+        assert r.edge.tokens(running[0]) == await uncached([50, 51, 52], max_tokens=60)
+        await until(r.clean)
+
+
+async def test_what_is_cached_does_not_count_against_the_queue():
+    """Two prompts of more than a step each: only their tails are work, so both are taken."""
+    async with rig(decode=Timing(prefill_token_s=0.02)) as r:
+        for prompt in (range(20, 100), range(120, 200)):
+            await answer(r, list(prompt), max_tokens=2)
+        taken = [(await r.submit_locally(r.job([*prompt, 9], max_tokens=2))) for prompt in (range(20, 100), range(120, 200))]
+        assert all(isinstance(said, Accept) for _, said in taken)
+        await until(lambda: all(r.edge.ended(run) for run, _ in taken))
         await until(r.clean)
 
 

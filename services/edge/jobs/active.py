@@ -50,7 +50,8 @@ class ActiveJob:
         self.submitted = False
         self.weights = ""
         self.deaths = 0
-        self.cached_tokens = 0
+        self.cached_tokens: int | None = None
+        """Of the first attempt that said anything: what the prompt found, not what a resume found of its own earlier attempt."""
         self.attempt = 0
         self.word = Word("", 0.0, 0)
         """The last one about the adopted run, whoever said it."""
@@ -141,7 +142,7 @@ class ActiveJob:
 
     def take(self, frame: Frame) -> bool:
         """False when tokens before this frame are missing. A choice that the job has not is none of ours: ignored."""
-        if frame.cached_tokens > self.cached_tokens:
+        if self.cached_tokens is None:
             self.cached_tokens = frame.cached_tokens
         if not 0 <= frame.choice < len(self.choices):
             return True

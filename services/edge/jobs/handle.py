@@ -29,8 +29,8 @@ class JobHandle:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens of the last attempt that were cached."""
-        return self._job.cached_tokens
+        """Prompt tokens that the first attempt did not compute, as far as is known."""
+        return self._job.cached_tokens or 0
 
     async def admitted(self) -> None:
         """Returns once the job is accepted, queued or owned. Raises the `HeadraceError` that refused it."""

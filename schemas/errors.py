@@ -47,6 +47,13 @@ class UnsupportedParameter(InvalidRequest):
     code = "unsupported_parameter"
 
 
+class PermissionDenied(InvalidRequest):
+    """Whoever asks may not."""
+
+    status = 403
+    code = "permission_denied"
+
+
 class NotFound(InvalidRequest):
     status = 404
     code = "not_found"

@@ -114,3 +114,13 @@ class Subjects:
     # operators
     def admin(self, service: str, process: str, verb: str) -> str:
         return f"{self.prefix}.admin.{service}.{process}.{verb}"
+
+    # callers that speak NATS
+    def chat(self) -> str:
+        return f"{self.prefix}.v1.chat.completions"
+
+    def chat_cancel(self, secret: str) -> str:
+        return f"{self.prefix}.v1.cancel.{secret}"
+
+    def chat_cancel_any(self) -> str:
+        return f"{self.prefix}.v1.cancel.*"

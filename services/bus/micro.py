@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -19,12 +20,10 @@ from typing import Any
 from schemas.codec import encode_json
 from schemas.errors import Disconnected, HeadraceError, Overloaded
 from services.bus.interface import Bus, Msg, Subscription
-from services.bus.micro_endpoint import NAME, QUEUE_GROUP, Endpoint, ServiceHandler
+from services.bus.micro_endpoint import MAX_RUNNING, NAME, QUEUE_GROUP, Endpoint, ServiceHandler
 from services.clock import Clock, SystemClock
 from services.telemetry.logs import fields
 
-MAX_RUNNING = 64
-"""Requests of one endpoint that run at once; more are refused as overloaded."""
 _VERSION = re.compile(
     r"^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
     r"(-(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*)?"
@@ -69,9 +68,11 @@ class Service:
         *,
         queue: str = QUEUE_GROUP,
         metadata: Mapping[str, str] | None = None,
+        most: int = MAX_RUNNING,
     ) -> None:
-        """Before `start`: requests on `subject` go to `handler`. Raises ValueError for what the CLI could not use."""
-        self._endpoints.append(Endpoint(name, subject, handler, queue, dict(metadata or {})))
+        """Before `start`: requests on `subject` go to `handler`, at most `most` at once. Raises ValueError for what the CLI
+        could not use."""
+        self._endpoints.append(Endpoint(name, subject, handler, queue, dict(metadata or {}), most))
 
     async def start(self) -> None:
         """Listen. Raises `Disconnected`."""
@@ -123,8 +124,8 @@ class Service:
 
     def _receive(self, endpoint: Endpoint) -> Callable[[Msg], None]:
         def receive(msg: Msg) -> None:
-            if len(endpoint.running) >= MAX_RUNNING:
-                self._fail(endpoint, msg, Overloaded(f"{MAX_RUNNING} requests run already", retry_after=1.0))
+            if len(endpoint.running) >= endpoint.most:
+                self._fail(endpoint, msg, Overloaded(f"{endpoint.most} requests run already", retry_after=1.0))
                 endpoint.num_requests += 1
                 return
             task = asyncio.get_running_loop().create_task(self._serve(endpoint, msg))
@@ -137,7 +138,8 @@ class Service:
         began = self._clock.monotonic()
         try:
             answer = await endpoint.handler(msg)
-            self._respond(msg, answer if isinstance(answer, bytes) else encode_json(answer))
+            if answer is not None:
+                self._respond(msg, answer if isinstance(answer, bytes) else encode_json(answer))
         except HeadraceError as error:
             self._fail(endpoint, msg, error)
         except asyncio.CancelledError:
@@ -156,6 +158,8 @@ class Service:
             "Nats-Service-Error": " ".join(error.message.split()),
             "Nats-Service-Error-Code": str(error.status),
         }
+        if error.retry_after is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
         body = {"error": {"message": error.message, "type": error.type, "code": error.code, "param": error.param}}
         self._respond(msg, encode_json(body), headers)
 

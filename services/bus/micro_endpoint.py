@@ -18,7 +18,11 @@ QUEUE_GROUP = "q"
 LONGEST_ERROR = 256
 NAME = re.compile(r"^[a-zA-Z0-9_-]+$")
 
-Answer = bytes | Mapping[str, Any] | msgspec.Struct
+MAX_RUNNING = 64
+"""Requests of one endpoint that run at once, if it says nothing else; more are refused as overloaded."""
+
+Answer = bytes | Mapping[str, Any] | msgspec.Struct | None
+"""None: the handler has answered by itself."""
 ServiceHandler = Callable[[Msg], Awaitable[Answer]]
 """Raise a `HeadraceError` to answer with its status and message; anything else is answered as 500."""
 
@@ -32,6 +36,7 @@ class Endpoint:
     handler: ServiceHandler
     queue: str
     metadata: dict[str, str]
+    most: int = MAX_RUNNING
     running: set[asyncio.Task[None]] = field(default_factory=set)
     num_requests: int = 0
     num_errors: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from random import SystemRandom
 
 from schemas.subjects import QUARANTINE_BUCKET, Subjects
@@ -21,6 +22,7 @@ from services.edge.api.served import Served
 from services.edge.http_server import HttpServer, free_port
 from services.edge.jobs.supervisor import Supervisor
 from services.edge.jobs.timing import Timing
+from services.edge.nats_api.chat import NatsChat, chat_service
 from services.edge.quarantine import TTL_S, Quarantine
 from services.edge.quarantine_bucket import QuarantineBucket
 from services.edge.status import Status, status
@@ -70,10 +72,16 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         server = HttpServer(app, edge.host, edge.port)
         admin = _admin(bus, traffic, jobs, settings, stop)
         await admin.start()
+        over_nats = NatsChat(bus, subjects, served, traffic, partial(tenant, secret), random)
+        chat = chat_service(bus, subjects, over_nats, edge.max_nats_requests, {"model": settings.model})
+        await over_nats.open()
+        await chat.start()
         await server.start()
         _log.info("serving", extra=fields(url=f"http://{edge.host}:{server.port}", model=files.name))
         await stop.wait()
         await _drain(traffic, jobs, server, edge.drain_timeout_s)
+        await chat.drain(_CANCEL_S)
+        await over_nats.close()
         await admin.drain(_CANCEL_S)
         spreading.cancel()
         await asyncio.gather(spreading, return_exceptions=True)

@@ -48,6 +48,10 @@ class Script:
     finish_with_last: bool = True
     deltas: Sequence[Sequence[Delta]] = ()
     """Instead of `steps`: what each look at a job of several choices gets."""
+    pause_s: float = 0.0
+    """Before each step."""
+    forever: bool = False
+    """The last step comes again and again."""
 
 
 def says(*texts: str | bytes, finish: FinishReason | None = FinishReason.STOP) -> Script:
@@ -93,10 +97,10 @@ class FakeHandle:
                     raise self._script.error
                 if not self._deltas:
                     await self._unless_cancelled(asyncio.Event())
-                await asyncio.sleep(0)
+                await asyncio.sleep(self._script.pause_s)
         except TimeoutError:
             return []
-        deltas = self._deltas.pop(0)
+        deltas = self._deltas[0] if self._script.forever else self._deltas.pop(0)
         if (count := self.draft.sampling.logprobs) is not None:
             deltas = [replace(delta, logprobs=[logprob(token, count) for token in delta.tokens]) for delta in deltas]
         self._open -= {delta.choice for delta in deltas if delta.finish is not None}
@@ -178,8 +182,8 @@ class Api:
         self.metrics = Metrics.collecting("edge-test")
         text = TextModel(MODEL, tiny_tokenizer(), tiny_template(), GenerationDefaults())
         edge = EdgeSettings(**settings)
-        served = Served(edge, self.jobs, text, tenant(b"x" * 32), SystemClock(), Random(3), self.metrics, 1_700_000_000)
-        self.app: FastAPI = create_app(served, self.traffic, lambda: "req-made")
+        self.served = Served(edge, self.jobs, text, tenant(b"x" * 32), SystemClock(), Random(3), self.metrics, 1_700_000_000)
+        self.app: FastAPI = create_app(self.served, self.traffic, lambda: "req-made")
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:

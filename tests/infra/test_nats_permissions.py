@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import nats
@@ -20,7 +16,8 @@ from nats.aio.msg import Msg
 
 from schemas.subjects import JOBS_STREAM, QUARANTINE_BUCKET, WORKERS_BUCKET, Subjects
 from services.cli.up.credentials import USERS, load_or_create
-from services.cli.up.nats import NatsPlan, binary, free_port, violations, write_config, write_operator_context
+from services.cli.up.nats import NatsPlan, violations, write_config, write_operator_context
+from tests.infra.accounts import AccountServer
 
 S = Subjects()
 MODEL = "smollm2-135m-instruct"
@@ -53,6 +50,7 @@ MAY_PUBLISH: dict[str, tuple[str, ...]] = {
         S.control(D),
         S.attach(JOB),
         S.edge_state(E),
+        "_R_.abc.def",
         *(f"$JS.API.STREAM.{verb}.KV_{QUARANTINE_BUCKET}" for verb in ("CREATE", "UPDATE", "INFO", "MSG.GET")),
         f"$KV.{QUARANTINE_BUCKET}.{JOB}",
     ),
@@ -107,7 +105,17 @@ MAY_PUBLISH: dict[str, tuple[str, ...]] = {
 }
 
 MAY_HEAR: dict[str, tuple[str, ...]] = {
-    "edge": (f"_INBOX.edge.{E}.*", S.reply(E), S.queue_any(), S.dead_any(), "$SRV.PING", S.admin("edge", E, "*")),
+    "edge": (
+        f"_INBOX.edge.{E}.*",
+        S.reply(E),
+        S.queue_any(),
+        S.dead_any(),
+        "$SRV.PING",
+        S.admin("edge", E, "*"),
+        S.chat(),
+        S.chat_cancel_any(),
+        "$SYS.ACCOUNT.*.DISCONNECT",
+    ),
     "router": (
         f"_INBOX.router.{R}.*",
         S.submit_any(),
@@ -209,36 +217,10 @@ MUST_NOT_HEAR: dict[str, tuple[str, ...]] = {
 ROLES = sorted(MAY_PUBLISH)
 
 
-@dataclass
-class Server:
-    plan: NatsPlan
-    passwords: dict[str, str]
-    log_file: Path
-
-    @property
-    def log(self) -> str:
-        return self.log_file.read_text()
-
-
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("nats")
-    plan = NatsPlan(folder, free_port(), free_port())
-    passwords = dict(load_or_create(folder))
-    config = write_config(plan, passwords)
-    server = Server(plan, passwords, folder / "log")
-    with server.log_file.open("wb") as log:
-        process = subprocess.Popen([binary(), "-c", str(config)], stderr=log)
-    try:
-        deadline = time.monotonic() + 10
-        while "Server is ready" not in server.log:
-            assert process.poll() is None, server.log
-            assert time.monotonic() < deadline, server.log
-            time.sleep(0.01)
-        yield server
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(10)
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountServer]:
+    with AccountServer(tmp_path_factory.mktemp("nats")) as running:
+        yield running
 
 
 class Person:
@@ -275,7 +257,7 @@ class Person:
 
 
 @asynccontextmanager
-async def login(server: Server, user: str) -> AsyncIterator[Person]:
+async def login(server: AccountServer, user: str) -> AsyncIterator[Person]:
     person = Person()
     await person.client.connect(
         server.plan.url,
@@ -292,7 +274,7 @@ async def login(server: Server, user: str) -> AsyncIterator[Person]:
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_a_role_may_do_what_the_table_says(server: Server, role: str) -> None:
+async def test_a_role_may_do_what_the_table_says(server: AccountServer, role: str) -> None:
     async with login(server, role) as person:
         for subject in MAY_PUBLISH[role]:
             assert await person.publish(subject) == [], f"{role} may publish {subject}"
@@ -301,7 +283,7 @@ async def test_a_role_may_do_what_the_table_says(server: Server, role: str) -> N
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_a_role_may_do_nothing_else(server: Server, role: str) -> None:
+async def test_a_role_may_do_nothing_else(server: AccountServer, role: str) -> None:
     async with login(server, role) as person:
         for subject in (*MUST_NOT_PUBLISH[role], "hr.unheard.of", "other.subject"):
             assert await person.publish(subject), f"{role} must not publish {subject}"
@@ -309,7 +291,7 @@ async def test_a_role_may_do_nothing_else(server: Server, role: str) -> None:
             assert await person.subscribe(subject), f"{role} must not hear {subject}"
 
 
-async def test_a_role_hears_only_its_own_half_of_a_wildcard(server: Server) -> None:
+async def test_a_role_hears_only_its_own_half_of_a_wildcard(server: AccountServer) -> None:
     """A reply that one role sends to another's inbox is read by that role alone."""
     async with login(server, "router") as router, login(server, "edge") as edge:
         heard: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
@@ -324,7 +306,7 @@ async def test_a_role_hears_only_its_own_half_of_a_wildcard(server: Server) -> N
             assert (await heard).subject == f"_INBOX.edge.{E}.1"
 
 
-async def test_routers_hear_at_once_that_a_connection_ended(server: Server) -> None:
+async def test_routers_hear_at_once_that_a_connection_ended(server: AccountServer) -> None:
     async with login(server, "router") as router:
         heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
@@ -340,17 +322,17 @@ async def test_routers_hear_at_once_that_a_connection_ended(server: Server) -> N
             assert await heard
 
 
-async def test_the_server_is_as_we_configured_it(server: Server) -> None:
+async def test_the_server_is_as_we_configured_it(server: AccountServer) -> None:
     async with login(server, "edge") as person:
         assert person.client.max_payload == 8 * 2**20
 
 
-async def test_nobody_enters_without_a_password(server: Server) -> None:
+async def test_nobody_enters_without_a_password(server: AccountServer) -> None:
     with pytest.raises(Exception, match="Authorization"):
         await nats.connect(server.plan.url, allow_reconnect=False, max_reconnect_attempts=0, connect_timeout=2)
 
 
-async def test_violations_are_found_in_the_log(server: Server) -> None:
+async def test_violations_are_found_in_the_log(server: AccountServer) -> None:
     async with login(server, "supervisor") as person:
         await person.publish("hr.unheard.of.here")
         await person.subscribe("hr.unheard.of.there")
@@ -369,7 +351,7 @@ def test_passwords_are_made_once_and_private(tmp_path: Path) -> None:
         assert os.stat(file).st_mode & 0o077 == 0
 
 
-async def test_the_operators_context_logs_in(server: Server) -> None:
+async def test_the_operators_context_logs_in(server: AccountServer) -> None:
     context = json.loads(write_operator_context(server.plan, server.passwords).read_text())
     client = await nats.connect(
         context["url"], user=context["user"], password=context["password"], inbox_prefix=context["inbox_prefix"]

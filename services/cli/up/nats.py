@@ -19,6 +19,8 @@ from services.cli.up.credentials import write_private
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "infra" / "nats"
 _FILES = ("nats-server.conf", "permissions.conf")
+_TENANTS = "tenants.conf"
+"""The operator's own: written once, never again."""
 _VIOLATION = re.compile(r"\b(?:Publish|Subscription) Violation\b")
 _LOOPBACK = "127.0.0.1"
 
@@ -59,7 +61,7 @@ def write_config(plan: NatsPlan, passwords: Mapping[str, str], templates: Path =
         "passwords": passwords,
     }
     plan.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name in _FILES:
+    for name in _FILES if (plan.folder / _TENANTS).exists() else (*_FILES, _TENANTS):
         try:
             text = environment.get_template(name).render(values)
         except TemplateNotFound:

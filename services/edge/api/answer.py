@@ -50,6 +50,9 @@ class AnyAnswer(Protocol):
     """What an exchange reads: the answer to one prompt, or to several."""
 
     @property
+    def id(self) -> str: ...
+
+    @property
     def usage(self) -> Usage: ...
 
     @property

@@ -5,14 +5,19 @@ Everything that can be refused is refused here, before a job exists.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from schemas.job import Grammar
 from schemas.state import ModelCard
+from services.edge.api.answer import AnyAnswer
 from services.edge.api.body import read_json
 from services.edge.api.chat_form import ChatForm
 from services.edge.api.exchange import Pace, Streamed, Whole
+from services.edge.api.form import Form
 from services.edge.api.measure import Measure
 from services.edge.api.messages import check_messages
 from services.edge.api.parameters import refuse_unsupported
@@ -21,6 +26,17 @@ from services.edge.api.response_format import read_response_format
 from services.edge.api.served import Served
 from services.edge.api.start import draft, start, start_with_tools
 from services.edge.api.tools import Tools, read_tools
+from services.edge.tenant import Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An answer that computes, how it is written, and whether as it comes."""
+
+    answer: AnyAnswer
+    form: Form
+    model: str
+    stream: bool
 
 
 class ChatCompletions:
@@ -33,6 +49,14 @@ class ChatCompletions:
         served, settings = self._served, self._served.settings
         arrived = served.clock.monotonic()
         body = await read_json(request.scope, request.receive, limit=settings.max_body_bytes, timeout=settings.body_deadline_s)
+        begun = await self.begin(body, served.tenant)
+        exchange = Streamed if begun.stream else Whole
+        measure = Measure(served.metrics, served.clock, begun.model, arrived)
+        return exchange(begun.answer, begun.form, request.state.request_id, self._pace, measure)
+
+    async def begin(self, body: dict[str, Any], whose: Tenant) -> Begun:
+        """The same for every transport. Its answer has to be read, or cancelled. Raises `HeadraceError`."""
+        served, settings = self._served, self._served.settings
         asked = read_request(ChatRequest, body)
         messages = check_messages(asked.messages)
         stops = read_stops(asked.stop, settings.max_stops)
@@ -47,12 +71,10 @@ class ChatCompletions:
             grammar = calling
         ids = await served.text.encode(messages, tools.functions if tools else ())
         most = asked.max_completion_tokens or asked.max_tokens or settings.default_max_tokens
-        job = draft(served, asked, card, ids, most=most, grammar=grammar)
+        job = draft(served, whose, asked, card, ids, most=most, grammar=grammar)
         answer = start_with_tools(served, job, stops, tools) if tools else start(served, job, stops)
         form = ChatForm(f"chatcmpl-{answer.id}", int(served.clock.wall()), asked.model, usage=asked.usage_streamed)
-        exchange = Streamed if asked.stream else Whole
-        measure = Measure(served.metrics, served.clock, asked.model, arrived)
-        return exchange(answer, form, request.state.request_id, self._pace, measure)
+        return Begun(answer, form, asked.model, bool(asked.stream))
 
     def _calling(self, tools: Tools, content: Grammar | None, card: ModelCard) -> Grammar | None:
         """What makes calls keep to their schemas. An engine that can follow no grammar is not asked to: it calls as it likes."""

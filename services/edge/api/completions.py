@@ -49,7 +49,7 @@ class Completions:
             await served.text.must_compile(grammar, "response_format")
         ids = [await self._ids(prompt) for prompt in prompts]
         most = asked.max_tokens or _DEFAULT_MAX_TOKENS
-        jobs = [draft(served, asked, card, each, most=most, grammar=grammar, param="prompt") for each in ids]
+        jobs = [draft(served, served.tenant, asked, card, each, most=most, grammar=grammar, param="prompt") for each in ids]
         self._must_be_few(jobs)
         echoes = self._echoes(prompts, jobs) if asked.echo else {}
         answer = Several([start(served, job, stops) for job in jobs], n=jobs[0].n)

@@ -36,7 +36,7 @@ class Pace:
     write_deadline_s: float
 
 
-class _Exchange(Response):
+class Exchange(Response):
     """An ASGI response that computes while it is sent."""
 
     def __init__(self, answer: AnyAnswer, form: Form, request_id: str, pace: Pace, measure: Measure) -> None:
@@ -50,14 +50,19 @@ class _Exchange(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outcome = "client_gone"
         try:
-            gone = await watched(receive, send, self._work, write_deadline=self._pace.write_deadline_s)
+            gone = await watched(receive, send, self.work, write_deadline=self._pace.write_deadline_s)
             outcome = "done" if gone is None else "client_stalled" if gone is Gone.STALLED else outcome
         finally:
-            usage = self._answer.usage
-            self._measure.end(outcome, usage.prompt_tokens, usage.completion_tokens)
-            self._answer.cancel()
+            self.end(outcome)
 
-    async def _work(self, writer: Writer) -> None:
+    def end(self, outcome: str) -> None:
+        """Nobody reads any more."""
+        usage = self._answer.usage
+        self._measure.end(outcome, usage.prompt_tokens, usage.completion_tokens)
+        self._answer.cancel()
+
+    async def work(self, writer: Writer) -> None:
+        """All that there is to write, whatever happens."""
         try:
             await self._answer.admitted()
             await self._send(writer)
@@ -82,7 +87,7 @@ class _Exchange(Response):
         await writer.body(bytes(response.body), more=False)
 
 
-class Streamed(_Exchange):
+class Streamed(Exchange):
     """Events as the tokens come."""
 
     async def _send(self, writer: Writer) -> None:
@@ -114,7 +119,7 @@ class Streamed(_Exchange):
                 await writer.body(data, more=not answer.done)
 
 
-class Whole(_Exchange):
+class Whole(Exchange):
     """One JSON object at the end."""
 
     async def _send(self, writer: Writer) -> None:

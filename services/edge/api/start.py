@@ -14,10 +14,12 @@ from services.edge.api.request import GenerationRequest
 from services.edge.api.served import Served
 from services.edge.api.tools import Tools
 from services.edge.jobs.draft import Draft, Limits
+from services.edge.tenant import Tenant
 
 
 def draft(
     served: Served,
+    whose: Tenant,
     asked: GenerationRequest,
     card: ModelCard,
     ids: Sequence[int],
@@ -37,8 +39,8 @@ def draft(
         prompt=pack_ids(ids),
         sampling=sampling(asked, limit, served.random.randrange(U64), served.text.vocabulary, served.text.defaults, grammar),
         limits=Limits(settings.queue_deadline_s, settings.first_token_deadline_s, settings.total_deadline_s),
-        lane=served.tenant.lane,
-        salt=served.tenant.salt,
+        lane=whose.lane,
+        salt=whose.salt,
         n=choices(asked, limit, settings, card.kv_tokens - len(ids) if card.kv_tokens else None),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from enum import Enum, auto
+from typing import Protocol
 
 from starlette.types import Message, Receive, Send
 
@@ -21,7 +22,18 @@ class Gone(Enum):
     STALLED = auto()
 
 
-class Writer:
+class Writer(Protocol):
+    """Where an answer goes."""
+
+    @property
+    def started(self) -> bool: ...
+
+    async def start(self, status: int, headers: Iterable[Header]) -> None: ...
+
+    async def body(self, data: bytes, *, more: bool = True) -> None: ...
+
+
+class HttpWriter:
     """`send`, and since when it waits for a client that does not read."""
 
     def __init__(self, send: Send) -> None:
@@ -55,7 +67,7 @@ async def watched(
 
     A stalled write cannot be cancelled in every server, so it is left behind: it ends with the connection.
     """
-    writer = Writer(send)
+    writer = HttpWriter(send)
     task = asyncio.ensure_future(_run(work, writer))
     listener = asyncio.ensure_future(_disconnect(receive))
     try:

@@ -1,0 +1,105 @@
+"""`hr.v1.chat.completions`: the chat API over NATS. The body is OpenAI's; the tenant is the caller's account, no field of it.
+
+A stream is a message a chunk and an empty one at the end; any other answer is one message. The first message names, in the header
+`Headrace-Cancel`, a subject on which any message gives the answer up. Whoever disconnects, or stops listening to a stream, gives
+it up too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+
+from schemas.errors import BusError, Unavailable
+from schemas.subjects import Subjects
+from services.bus.interface import Bus, Msg, Subscription
+from services.bus.micro import Service
+from services.edge.api.body import parse
+from services.edge.api.chat import Begun, ChatCompletions
+from services.edge.api.exchange import Pace, Streamed, Whole
+from services.edge.api.gate import Traffic
+from services.edge.api.measure import Measure
+from services.edge.api.served import Served
+from services.edge.nats_api.caller import Caller, read_caller
+from services.edge.nats_api.presence import Presence, Watch
+from services.edge.nats_api.writer import NatsWriter
+from services.edge.tenant import Tenant
+
+
+class NatsChat:
+    """`whose`: the tenant of an account."""
+
+    def __init__(
+        self, bus: Bus, subjects: Subjects, served: Served, traffic: Traffic, whose: Callable[[str], Tenant], random: Random
+    ) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._served = served
+        self._traffic = traffic
+        self._whose = whose
+        self._random = random
+        self._chat = ChatCompletions(served)
+        self._presence = Presence(bus)
+        self._pace = Pace(served.settings.keep_alive_s, served.settings.write_deadline_s)
+        self._watches: dict[str, Watch] = {}
+        self._subscription: Subscription | None = None
+
+    async def open(self) -> None:
+        """Raises `Disconnected`."""
+        await self._presence.open()
+        self._subscription = await self._bus.subscribe(self._subjects.chat_cancel_any(), self._on_cancel)
+
+    async def close(self) -> None:
+        await self._presence.close()
+        if self._subscription is not None:
+            await self._subscription.unsubscribe()
+
+    async def __call__(self, msg: Msg) -> None:
+        """One request, to its end. Raises the `HeadraceError` that refused it; the service layer tells the caller."""
+        arrived = self._served.clock.monotonic()
+        caller = read_caller(msg)
+        if self._traffic.draining:
+            raise Unavailable("The server is shutting down.", retry_after=1.0)
+        self._traffic.enter()
+        try:
+            begun = await self._chat.begin(parse(msg.data), self._whose(f"nats:{caller.account}"))
+            measure = Measure(self._served.metrics, self._served.clock, begun.model, arrived)
+            await self._answer(begun, msg.reply, caller, measure)
+        finally:
+            self._traffic.leave()
+
+    async def _answer(self, begun: Begun, reply: str, caller: Caller, measure: Measure) -> None:
+        cancel = self._subjects.chat_cancel(f"{self._random.getrandbits(128):032x}")
+        watch = self._watches[cancel] = self._presence.watch(caller)
+        writer = NatsWriter(self._bus, reply, cancel, watch, stream=begun.stream)
+        exchange = (Streamed if begun.stream else Whole)(begun.answer, begun.form, begun.answer.id, self._pace, measure)
+        work = asyncio.ensure_future(exchange.work(writer))
+        gone = asyncio.ensure_future(watch.gone.wait())
+        try:
+            await asyncio.wait([work, gone], timeout=self._served.settings.total_deadline_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            outcome = "done" if work.done() else "client_gone"
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+            exchange.end(outcome)
+            self._presence.forget(watch)
+            del self._watches[cancel]
+            with suppress(BusError):
+                writer.end()
+
+    def _on_cancel(self, msg: Msg) -> None:
+        if (watch := self._watches.get(msg.subject)) is not None:
+            watch.gone.set()
+            if msg.reply:
+                with suppress(BusError):
+                    self._bus.publish(msg.reply, b"{}")
+
+
+def chat_service(bus: Bus, subjects: Subjects, chat: NatsChat, most: int, metadata: dict[str, str]) -> Service:
+    """As `nats micro ls` shows it: one of the edges gets each request. `most`: requests that run here at once."""
+    service = Service(bus, "headrace-chat", "0.1.0", "OpenAI's chat API over NATS", metadata)
+    service.endpoint("chat", subjects.chat(), chat, queue="edges", metadata={"format": "OpenAI chat completion"}, most=most)
+    return service

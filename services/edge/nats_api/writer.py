@@ -1,0 +1,63 @@
+"""An answer over NATS: each event is one message to the caller, an empty one ends a stream.
+
+Invariant: nothing is sent after the end. A connection that is down loses what is sent, and with it the caller: then the answer is
+over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from services.bus.interface import Bus
+from services.edge.api.form import DONE
+from services.edge.api.watch import Header
+from services.edge.nats_api.presence import Watch
+
+CANCEL = "Headrace-Cancel"
+STATUS = "Nats-Service-Error-Code"
+_DATA = b"data: "
+
+
+class NatsWriter:
+    """`cancel`: the subject on which the caller may give up, told with the first message."""
+
+    def __init__(self, bus: Bus, reply: str, cancel: str, watch: Watch, *, stream: bool) -> None:
+        self._bus = bus
+        self._reply = reply
+        self._watch = watch
+        self._stream = stream
+        self._headers: dict[str, str] = {CANCEL: cancel}
+        self._ended = False
+        self.started = False
+
+    async def start(self, status: int, headers: Iterable[Header]) -> None:
+        """`headers` are HTTP's. A refusal is one message, with its status as NATS services tell it."""
+        self.started = True
+        if status >= 400:
+            self._stream = False
+            self._headers[STATUS] = str(status)
+            if retry := dict(headers).get(b"retry-after"):
+                self._headers["Retry-After"] = retry.decode()
+
+    async def body(self, data: bytes, *, more: bool = True) -> None:
+        """Raises `Disconnected`, `MessageTooLarge`."""
+        if STATUS in self._headers:
+            self._headers["Nats-Service-Error"] = " ".join(msgspec.json.decode(data)["error"]["message"].split())
+        for event in data.split(b"\n\n") if self._stream else [data]:
+            if event and not event.startswith(b":") and event + b"\n\n" != DONE:
+                self._publish(event.removeprefix(_DATA))
+        if not more:
+            self.end()
+
+    def end(self) -> None:
+        """A stream's last message. Safe to call twice."""
+        if self._stream and not self._ended:
+            self._publish(b"")
+        self._ended = True
+
+    def _publish(self, data: bytes) -> None:
+        if not self._ended:
+            headers, self._headers = self._headers | self._watch.headers(), {}
+            self._bus.publish(self._reply, data, headers=headers or None)

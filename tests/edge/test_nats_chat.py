@@ -1,0 +1,214 @@
+"""The chat API over a real NATS server with accounts: who is taken for whom, streams, and callers that leave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from schemas.errors import Overloaded
+from schemas.subjects import Subjects
+from services.bus.nats_bus import Credentials, connect
+from services.cli.up.credentials import load_or_create
+from services.cli.up.nats import NatsPlan, free_port, violations, write_config
+from services.edge.nats_api.chat import NatsChat, chat_service
+from services.edge.nats_api.presence import TRACE_EVERY_S
+from services.edge.tenant import tenant
+from tests.edge.cluster import EDGE, until
+from tests.edge.fakes import MODEL, Api, Script, says
+from tests.infra.accounts import AccountServer
+from tests.text.tiny import byte_ids
+
+SECRET = b"x" * 32
+CHAT = Subjects().chat()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountServer]:
+    with AccountServer(tmp_path_factory.mktemp("nats"), tenants=("acme", "zenith")) as running:
+        yield running
+
+
+@asynccontextmanager
+async def edge(server: AccountServer, most: int = 8) -> AsyncIterator[Api]:
+    api = Api()
+    bus = await connect([server.url], EDGE, "edge", credentials=Credentials("edge", server.passwords["edge"]))
+    chat = NatsChat(bus, Subjects(), api.served, api.traffic, lambda name: tenant(SECRET, name), Random(5))
+    service = chat_service(bus, Subjects(), chat, most, {})
+    try:
+        await chat.open()
+        await service.start()
+        await bus.flush(5)
+        yield api
+    finally:
+        await service.drain(2)
+        await chat.close()
+        await bus.drain(2)
+    assert not violations(server.log)
+
+
+@asynccontextmanager
+async def caller(server: AccountServer, user: str) -> AsyncIterator[Client]:
+    password = server.passwords.get(user, user)
+    inbox = "_INBOX.operator" if user == "plain" else f"_INBOX.{user}"
+    client = await nats.connect(server.url, user=user, password=password, inbox_prefix=inbox)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+class Call:
+    """One request and what comes back."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.inbox = client.new_inbox()
+        self.got: list[Msg] = []
+
+    async def send(self, headers: dict[str, str] | None = None, **body: Any) -> Call:
+        async def keep(msg: Msg) -> None:
+            self.got.append(msg)
+
+        self.subscription = await self._client.subscribe(self.inbox, cb=keep)
+        content = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **body}
+        await self._client.publish(CHAT, json.dumps(content).encode(), reply=self.inbox, headers=headers)
+        await self._client.flush()
+        return self
+
+    async def stream(self) -> list[dict[str, Any]]:
+        """The chunks, up to the empty message."""
+        await until(lambda: self.got and not self.got[-1].data)
+        return [json.loads(msg.data) for msg in self.got[:-1]]
+
+    async def one(self) -> dict[str, Any]:
+        await until(lambda: self.got)
+        return dict(json.loads(self.got[0].data))
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return dict(self.got[0].headers or {})
+
+
+async def test_streamed_and_whole(server: AccountServer) -> None:
+    async with edge(server) as api, caller(server, "acme") as client:
+        api.jobs.default = says("hel", "lo")
+        chunks = await (await Call(client).send(stream=True, stream_options={"include_usage": True})).stream()
+        assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks if chunk["choices"]) == "hello"
+        assert chunks[-1]["usage"]["completion_tokens"] == 5
+        whole = await (await Call(client).send()).one()
+        assert whole["choices"][0]["message"]["content"] == "hello"
+
+
+async def test_the_account_is_the_tenant(server: AccountServer) -> None:
+    """Whatever the caller writes into the header: the server's word replaces it."""
+    async with edge(server) as api:
+        for name in ("acme", "zenith"):
+            async with caller(server, name) as client:
+                await (await Call(client).send({"Nats-Request-Info": '{"acc":"HEADRACE"}'}, user="other")).one()
+                assert api.jobs.draft.salt == tenant(SECRET, f"nats:{name}").salt
+        assert len({handle.draft.salt for handle in api.jobs.handles}) == 2
+
+
+async def test_from_within_our_own_account_nothing_is_taken(server: AccountServer) -> None:
+    async with edge(server) as api, caller(server, "plain") as client:
+        call = await Call(client).send({"Nats-Request-Info": '{"acc":"acme"}'})
+        assert (await call.one())["error"]["code"] == "permission_denied"
+        assert call.headers["Nats-Service-Error-Code"] == "403"
+        assert not api.jobs.handles
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_refusals_are_one_message(server: AccountServer, stream: bool) -> None:
+    async with edge(server) as api, caller(server, "acme") as client:
+        wrong = await Call(client).send(stream=stream, temperature=3)
+        assert (await wrong.one())["error"]["param"] == "temperature"
+        assert wrong.headers["Nats-Service-Error-Code"] == "400"
+        api.jobs.scripts = [Script(refuse=Overloaded("full", retry_after=2.0))]
+        full = await Call(client).send(stream=stream)
+        assert (await full.one())["error"]["code"] == Overloaded.code
+        assert (full.headers["Nats-Service-Error-Code"], full.headers["Retry-After"]) == ("503", "2")
+        assert full.headers["Nats-Service-Error"] == "full"
+        assert (len(wrong.got), len(full.got)) == (1, 1)
+
+
+async def test_a_failure_in_a_stream_is_a_message_then_the_end(server: AccountServer) -> None:
+    async with edge(server) as api, caller(server, "acme") as client:
+        api.jobs.scripts = [Script([byte_ids("x")], error=Overloaded("gone", retry_after=2.0))]
+        chunks = await (await Call(client).send(stream=True)).stream()
+        assert chunks[-1]["error"]["message"] == "gone"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_caller_that_disconnects_stops_the_compute(server: AccountServer, stream: bool) -> None:
+    async with edge(server) as api, caller(server, "acme") as client, caller(server, "acme") as other:
+        api.jobs.default = Script([byte_ids("a")], finish=None)
+        await Call(client).send(stream=stream)
+        await until(lambda: api.jobs.handles)
+        await Call(other).send(stream=stream)
+        await until(lambda: len(api.jobs.handles) == 2)
+        await client.close()
+        await until(api.jobs.handles[0].cancelled.is_set)
+        assert not api.jobs.handles[1].cancelled.is_set()
+        await until(lambda: api.traffic.running == 1)
+
+
+async def test_a_caller_that_unsubscribes_from_a_stream_stops_the_compute(server: AccountServer) -> None:
+    """And one that listens does not, however often it is looked for."""
+    async with edge(server) as api, caller(server, "acme") as client:
+        api.jobs.default = Script([byte_ids("a")], finish=None, pause_s=0.05, forever=True)
+        call, stays = await Call(client).send(stream=True), await Call(client).send(stream=True)
+        await until(lambda: len(call.got) > 3 * TRACE_EVERY_S / 0.05)
+        assert not any(handle.cancelled.is_set() for handle in api.jobs.handles)
+        await call.subscription.unsubscribe()
+        await until(api.jobs.handles[0].cancelled.is_set)
+        seen = len(stays.got)
+        await until(lambda: len(stays.got) > seen + 2 * TRACE_EVERY_S / 0.05)
+        assert not api.jobs.handles[1].cancelled.is_set()
+
+
+async def test_cancel_on_the_subject_that_the_first_message_names(server: AccountServer) -> None:
+    async with edge(server) as api, caller(server, "acme") as client, caller(server, "zenith") as other:
+        api.jobs.default = Script([byte_ids("a")], finish=None)
+        call = await Call(client).send(stream=True)
+        await until(lambda: call.got)
+        subject = call.headers["Headrace-Cancel"]
+        await other.publish(Subjects().chat_cancel("0" * 32), b"")  # a guess does nothing
+        assert (await client.request(subject, b"", timeout=5)).data == b"{}"
+        await until(api.jobs.handles[0].cancelled.is_set)
+        assert not (await call.stream())[-1]["choices"][0]["finish_reason"]
+
+
+async def test_no_more_than_allowed_at_once(server: AccountServer) -> None:
+    async with edge(server, most=1) as api, caller(server, "acme") as client:
+        api.jobs.default = Script([byte_ids("a")], finish=None)
+        await Call(client).send(stream=True)
+        await until(lambda: api.jobs.handles)
+        second = await Call(client).send(stream=True)
+        assert (await second.one())["error"]["code"] == Overloaded.code
+        assert second.headers["Retry-After"]
+
+
+async def test_a_draining_edge_takes_nothing(server: AccountServer) -> None:
+    async with edge(server) as api, caller(server, "acme") as client:
+        api.traffic.draining = True
+        call = await Call(client).send()
+        assert (await call.one())["error"]["type"] == "server_error"
+        assert call.headers["Nats-Service-Error-Code"] == "503"
+
+
+def test_tenants_stay_the_operators_own(tmp_path: Path) -> None:
+    plan = NatsPlan(tmp_path / "nats", free_port(), free_port())
+    passwords = load_or_create(tmp_path)
+    write_config(plan, passwords)
+    (plan.folder / "tenants.conf").write_text("# mine\n")
+    write_config(plan, passwords)
+    assert (plan.folder / "tenants.conf").read_text() == "# mine\n"

@@ -209,6 +209,8 @@ def test_tenants_stay_the_operators_own(tmp_path: Path) -> None:
     plan = NatsPlan(tmp_path / "nats", free_port(), free_port())
     passwords = load_or_create(tmp_path)
     write_config(plan, passwords)
+    assert "acme" in (plan.folder / "tenants.conf").read_text()  # the example
     (plan.folder / "tenants.conf").write_text("# mine\n")
     write_config(plan, passwords)
     assert (plan.folder / "tenants.conf").read_text() == "# mine\n"
+    assert "# mine" in (plan.folder / "permissions.conf").read_text()

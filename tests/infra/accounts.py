@@ -29,8 +29,8 @@ class AccountServer:
     def __init__(self, folder: Path, tenants: Sequence[str] = ()) -> None:
         self.plan = NatsPlan(folder, free_port(), free_port())
         self.passwords = dict(load_or_create(folder))
-        self._config = write_config(self.plan, self.passwords)
         (folder / "tenants.conf").write_text("".join(_TENANT.format(name=name) for name in tenants))
+        self._config = write_config(self.plan, self.passwords)
         permissions = folder / "permissions.conf"
         ours, users, roles = permissions.read_text().partition("users: [\n      {\n        user: edge,")
         permissions.write_text(f"{ours}users: [ {{ user: plain, password: plain }}\n{users.removeprefix('users: [')}{roles}")

@@ -61,12 +61,14 @@ def write_config(plan: NatsPlan, passwords: Mapping[str, str], templates: Path =
         "passwords": passwords,
     }
     plan.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name in _FILES if (plan.folder / _TENANTS).exists() else (*_FILES, _TENANTS):
-        try:
-            text = environment.get_template(name).render(values)
-        except TemplateNotFound:
-            raise CommandError(f"{templates / name} is missing: `headrace up` runs from a checkout of Headrace") from None
-        write_private(plan.folder / name, text)
+    try:
+        if not (plan.folder / _TENANTS).exists():
+            write_private(plan.folder / _TENANTS, environment.get_template(_TENANTS).render(values))
+        values["tenants"] = (plan.folder / _TENANTS).read_text(encoding="utf-8")
+        for name in _FILES:
+            write_private(plan.folder / name, environment.get_template(name).render(values))
+    except TemplateNotFound as missing:
+        raise CommandError(f"{templates / str(missing)} is missing: `headrace up` runs from a checkout of Headrace") from None
     return plan.folder / _FILES[0]
 
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
+from schemas.checks import require
 from schemas.codec import Message
 from schemas.lifecycle import State
 
@@ -20,15 +21,27 @@ class FinishReason(StrEnum):
 
 
 class Logprob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Log-probability (natural) of one token and, when asked for, of the most likely ones as (id, logprob)."""
+    """Log-probability (natural) of one token and, when asked for, of the most likely ones as (id, logprob).
+
+    `rank`: of a prompt's token, its place among all tokens in order of likelihood, 1 = the most likely; 0 = not said.
+    """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0
+
+
+PROMPT = -1
+"""The `choice` of a frame that says how likely the prompt's own tokens are: then `index` counts from the prompt's begin, and is
+at least 1, because the first token has nothing before it."""
 
 
 class Frame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Tokens `index`, `index`+1, … of one choice. `cached_tokens` and `compute_s` are of this attempt so far."""
+    """Tokens `index`, `index`+1, … of one choice, or of the prompt. `cached_tokens` and `compute_s` are of this attempt so far.
+
+    `logprobs`: none, or one a token. Those of the prompt come before the first token of any choice.
+    """
 
     run: int
     job: str
@@ -41,6 +54,12 @@ class Frame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     finish: FinishReason | None = None
     cached_tokens: int = 0
     compute_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.index >= 0 and self.choice >= PROMPT, "index or choice is out of range")
+        require(not self.logprobs or len(self.logprobs) == len(self.tokens), "there is not one logprob a token")
+        if self.choice == PROMPT:
+            require(self.index >= 1 and bool(self.logprobs), "a frame of the prompt has no logprobs")
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

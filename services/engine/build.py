@@ -64,7 +64,9 @@ def build_scripted(files: ModelFiles, settings: Settings, clock: Clock) -> StepE
             numerics="exact",
             parallelism="1",
         ),
-        capabilities=Capabilities(seed=True, n=True, logprobs=True, grammar=kinds(grammars), exact_resume=True),
+        capabilities=Capabilities(
+            seed=True, n=True, logprobs=True, grammar=kinds(grammars), exact_resume=True, prompt_logprobs=True
+        ),
         context_length=config["max_position_embeddings"],
         vocab_size=config["vocab_size"],
         block_tokens=scripted.block_tokens,

@@ -205,7 +205,7 @@ class StepEngine:
 
     def _report(self, report: StepReport) -> None:
         ended = self._runs.take_ended()
-        if self._on_step is not None and (report.tokens or report.prefilled or ended or report.seconds):
+        if self._on_step is not None and (report.tokens or report.prompts or report.prefilled or ended or report.seconds):
             self._on_step(replace(report, ended=ended))
 
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from schemas.errors import InternalError
 from services.engine.constraint import Constraint
 from services.engine.history import History
-from services.engine.runner import Failed, Outcome, Sampled
+from services.engine.logprobs import score
+from services.engine.runner import Drawn, Failed, Outcome, Sampled, Scored
 from services.engine.sampling import Draw, sample
 from services.engine.scheduler import Chunk, Step
 from services.engine.sequence import TRUNK
@@ -25,20 +26,23 @@ from services.text.grammar import BadGrammar
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What one chunk draws from its rows of logits: nothing, one token, one for each choice that begins there, or, of a draft,
+    """What one chunk's rows of logits are for. The first ones say how likely the tokens of the prompt in `scored` are, beside
+    `alternatives` others. From what is left nothing is drawn, one token, one for each choice that begins there, or, of a draft,
     one from each row as long as the draft is right."""
 
     draws: tuple[Draw, ...] = ()
     draft: tuple[int, ...] = ()
+    scored: tuple[int, ...] = ()
+    alternatives: int = 0
 
     @property
     def rows(self) -> int:
-        return len(self.draft) + bool(self.draws)
+        return len(self.scored) + len(self.draft) + bool(self.draws)
 
 
 def draws_of(step: Step, eos_ids: frozenset[int]) -> list[Draws]:
     """For each chunk of `step`. `eos_ids` are not drawn before a choice has its `min_tokens`."""
-    return [_of_chunk(chunk, eos_ids) if chunk.samples else Draws() for chunk in step.chunks]
+    return [_of_chunk(chunk, eos_ids) for chunk in step.chunks]
 
 
 def outcomes(logits: NDArray[np.float32], draws: Sequence[Draws]) -> list[Outcome]:
@@ -47,7 +51,7 @@ def outcomes(logits: NDArray[np.float32], draws: Sequence[Draws]) -> list[Outcom
     return [_outcome(logits[end - of_chunk.rows : end], of_chunk) for end, of_chunk in zip(ends, draws, strict=True)]
 
 
-def accept(draft: Sequence[int], draw: Callable[[int], Sampled | Failed]) -> Outcome:
+def accept(draft: Sequence[int], draw: Callable[[int], Sampled | Failed]) -> Drawn | Failed:
     """The tokens of a draft's rows: `draw(row)` for one after the other, up to the first that is not what the draft said.
 
     A draw that fails does so only as the first one; else it is left to the next step, where it comes first.
@@ -64,7 +68,10 @@ def accept(draft: Sequence[int], draw: Callable[[int], Sampled | Failed]) -> Out
 
 
 def _of_chunk(chunk: Chunk, eos_ids: frozenset[int]) -> Draws:
-    sequence = chunk.sequence
+    sequence, scored = chunk.sequence, scored_ids(chunk)
+    alternatives = sequence.sampling.prompt_logprobs or 0
+    if not chunk.samples:
+        return Draws(scored=scored, alternatives=alternatives)
     enders, history, constraint = tuple(sequence.enders(eos_ids)), _history(sequence), constraint_of(sequence)
 
     def draw(choice: int, index: int) -> Draw:
@@ -74,7 +81,7 @@ def _of_chunk(chunk: Chunk, eos_ids: frozenset[int]) -> Draws:
     first = sequence.generated
     if chunk.draft:
         return Draws(tuple(draw(sequence.choice, first + row) for row in range(len(chunk.draft) + 1)), chunk.draft)
-    return Draws(tuple(draw(choice, first) for choice in sequence.drawing))
+    return Draws(tuple(draw(choice, first) for choice in sequence.drawing), (), scored, alternatives)
 
 
 def _history(sequence: EngineSequence) -> History | None:
@@ -101,7 +108,23 @@ def constraint_of(sequence: EngineSequence) -> Constraint | None:
     return constraint
 
 
+def scored_ids(chunk: Chunk) -> tuple[int, ...]:
+    """The tokens of the prompt that follow the chunk's scored rows."""
+    return tuple(chunk.sequence.ids[chunk.start + 1 : chunk.start + 1 + chunk.scored])
+
+
 def _outcome(rows: NDArray[np.float32], draws: Draws) -> Outcome:
+    count = len(draws.scored)
+    if count == 0:
+        return _drawn(rows, draws)
+    logprobs = score(rows[:count], draws.scored, draws.alternatives)
+    drawn = _drawn(rows[count:], draws)
+    if isinstance(logprobs, Failed):
+        return logprobs
+    return drawn if isinstance(drawn, Failed) else Scored(logprobs, drawn)
+
+
+def _drawn(rows: NDArray[np.float32], draws: Draws) -> Drawn | Failed:
     if not draws.draws:
         return None
     if draws.draft:

@@ -13,8 +13,8 @@ from schemas.reply import FinishReason
 from services.engine.blocks import SequenceBlocks
 from services.engine.drafts import next_limit
 from services.engine.live import LiveRuns
-from services.engine.protocol import EngineInfo, RunTotals, StepReport, TokenOutput
-from services.engine.runner import Failed, Outcome, Sampled
+from services.engine.protocol import EngineInfo, PromptOutput, RunTotals, StepReport, TokenOutput
+from services.engine.runner import Drawn, Failed, Outcome, Sampled, Scored
 from services.engine.scheduler import Chunk, Step
 from services.engine.sequence import Sequence
 
@@ -28,6 +28,7 @@ class Progress:
     def apply(self, step: Step, outcomes: Outcomes[Outcome] | None, seconds: float) -> StepReport:
         """`outcomes` None: what was computed is void."""
         tokens: list[TokenOutput] = []
+        prompts: list[PromptOutput] = []
         drafted = accepted = 0
         prefilled: dict[int, RunTotals] = {}
         total = sum(chunk.count for chunk in step.chunks)
@@ -39,12 +40,16 @@ class Progress:
             if sequence.cancelled:
                 self._runs.leave(sequence, sequence.ending)
             elif outcomes is not None:
-                news = self._move_on(chunk, outcomes[position], prefilled)
+                outcome = outcomes[position]
+                if isinstance(outcome, Scored):
+                    prompts.append(PromptOutput(sequence.run, chunk.start + 1, outcome.logprobs))
+                    outcome = outcome.drawn
+                news = self._move_on(chunk, outcome, prefilled)
                 drafted, accepted = drafted + len(chunk.draft), accepted + max(0, len(news) - 1) * bool(chunk.draft)
                 tokens += news
-        return StepReport(tuple(tokens), prefilled, seconds=seconds, drafted=drafted, accepted=accepted)
+        return StepReport(tuple(tokens), prefilled, seconds=seconds, drafted=drafted, accepted=accepted, prompts=tuple(prompts))
 
-    def _move_on(self, chunk: Chunk, outcome: Outcome, prefilled: dict[int, RunTotals]) -> list[TokenOutput]:
+    def _move_on(self, chunk: Chunk, outcome: Drawn | Failed, prefilled: dict[int, RunTotals]) -> list[TokenOutput]:
         sequence = chunk.sequence
         if isinstance(outcome, Failed):
             self._runs.end(sequence.run, State.FAILED, outcome.reason, outcome.code)

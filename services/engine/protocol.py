@@ -96,6 +96,15 @@ class TokenOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptOutput:
+    """How likely the prompt's own tokens `index`, `index`+1, … are, each given those before it; `index` counts from 0."""
+
+    run: int
+    index: int
+    logprobs: tuple[Logprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RunEnd:
     """The run left the engine and its blocks are released. `state` is terminal.
 
@@ -112,7 +121,8 @@ class RunEnd:
 class StepReport:
     """What one step did. `prefilled`: runs whose prompt is computed and that wait for their handoff, blocks still held.
 
-    `drafted`: tokens that were guessed ahead; `accepted`: those of them that were right.
+    `drafted`: tokens that were guessed ahead; `accepted`: those of them that were right. `prompts`: of runs that asked
+    for it; what is here comes before `tokens`.
     """
 
     tokens: tuple[TokenOutput, ...] = ()
@@ -121,6 +131,7 @@ class StepReport:
     seconds: float = 0.0
     drafted: int = 0
     accepted: int = 0
+    prompts: tuple[PromptOutput, ...] = ()
 
 
 OnStep = Callable[[StepReport], None]

@@ -27,12 +27,24 @@ class Failed:
     code: str = ""
 
 
-Outcome = tuple[Sampled, ...] | Failed | None
-"""What came of one chunk; None where it does not sample.
+Drawn = tuple[Sampled, ...] | None
+"""What was drawn of one chunk; None where it does not sample.
 
 Of one choice its next tokens in order, one and as many more as its draft guessed right; of several that begin, one for each in
 its sequence's `drawing`.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Of a chunk with `scored` rows: how likely the prompt's tokens after each were, `logprobs` [scored], and what was drawn."""
+
+    logprobs: tuple[Logprob, ...]
+    drawn: Drawn = None
+
+
+Outcome = Drawn | Scored | Failed
+"""What came of one chunk."""
 
 
 class Runner(Protocol):

@@ -26,12 +26,11 @@ from numpy.typing import NDArray
 
 from schemas.errors import InvalidRequest
 from schemas.job import Sampling
-from schemas.reply import Logprob
 from services.engine.constraint import Constraint, ConstraintBroken
 from services.engine.history import History
+from services.engine.logprobs import Row, in_order, logprob_of
 from services.engine.runner import Failed, Sampled
 
-Row = NDArray[np.float64]
 _COUNTER = struct.Struct("<QQQ")
 _NOTHING = -745.0  # e**-745 is the smallest positive float64: what lies lower has no mass
 _FLOORS = (-8.0, -24.0, _NOTHING)  # how far below the best token to look, in nats, until enough mass is found
@@ -75,7 +74,7 @@ def _draw(row: NDArray[np.float32], draw: Draw) -> Sampled | Failed:
     else:
         token = _pick(shaped, draw.sampling, uniform(draw.sampling.seed, draw.choice, draw.index))
     complete = draw.constraint is not None and draw.constraint.take(token)
-    return Sampled(token, _logprob(row, token, draw.sampling.logprobs), complete)
+    return Sampled(token, logprob_of(row, token, draw.sampling.logprobs), complete)
 
 
 def _shaped(row: NDArray[np.float32], draw: Draw) -> NDArray[np.float32]:
@@ -136,7 +135,7 @@ def _limited(nats: Row, sampling: Sampling) -> NDArray[np.int64]:
     k = min(sampling.top_k, len(nats)) or len(nats)
     if k < len(nats):
         floor = max(floor, float(np.partition(nats, -k)[-k]))
-    return _order(nats, floor)[:k]
+    return in_order(nats, floor)[:k]
 
 
 def _best(nats: Row, needed: float) -> tuple[NDArray[np.int64], Row]:
@@ -145,28 +144,8 @@ def _best(nats: Row, needed: float) -> tuple[NDArray[np.int64], Row]:
     Sorting the few within reach instead of the whole vocabulary changes no bit of what is returned up to `needed`.
     """
     for floor in _FLOORS:
-        ids = _order(nats, floor)
+        ids = in_order(nats, floor)
         mass = np.cumsum(np.exp(nats[ids]))
         if mass[-1] > needed:
             break
     return ids, mass
-
-
-def _order(nats: Row, floor: float) -> NDArray[np.int64]:
-    """The ids of the values of at least `floor`, best first, equal ones by id."""
-    ids = np.flatnonzero(nats >= floor)
-    return ids[np.argsort(-nats[ids], kind="stable")]
-
-
-def _logprob(row: NDArray[np.float32], token: int, alternatives: int | None) -> Logprob | None:
-    """Under the model's own distribution: before temperature and filters, as OpenAI's API reports it."""
-    if alternatives is None:
-        return None
-    nats = row.astype(np.float64) - float(row.max())
-    nats -= math.log(float(np.exp(nats).sum()))
-    top: tuple[tuple[int, float], ...] = ()
-    if alternatives > 0:
-        most = min(alternatives, len(nats))
-        least = np.partition(nats, -most)[-most]
-        top = tuple((int(best), float(nats[best])) for best in _order(nats, float(least))[:most])
-    return Logprob(token=token, logprob=float(nats[token]), top=top)

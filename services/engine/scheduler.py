@@ -39,9 +39,17 @@ class Chunk:
         return self.sequence.ids[self.start : self.end - len(self.draft)] + list(self.draft)
 
     @property
-    def logit_rows(self) -> range:
-        """Which of its rows yield logits."""
-        return range(self.count - 1 - len(self.draft) if self.samples else self.count, self.count)
+    def scored(self) -> int:
+        """How many of its first rows say how likely the prompt's token after each is."""
+        if self.sequence.sampling.prompt_logprobs is None:
+            return 0
+        return max(0, min(self.end, self.sequence.prompt_length - 1) - self.start)
+
+    @property
+    def logit_rows(self) -> tuple[int, ...]:
+        """Which of its rows yield logits: those that are scored, then those that are drawn from."""
+        drawn = range(self.count - 1 - len(self.draft), self.count) if self.samples else ()
+        return (*range(self.scored), *drawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,8 @@ class Step:
         return sum(chunk.count for chunk in self.chunks if not chunk.sequence.decoding)
 
 
+SCORED = 32
+"""Prompt tokens that one step scores: each costs a row of logits over the whole vocabulary, in memory and in time."""
 _KEEP = 0.9
 """How much of the past each new step leaves in the measured rate. Steps count by their tokens, so short ones say little."""
 
@@ -96,13 +106,14 @@ class ChunkedScheduler:
         listed = list(sequences)
         decode = [s for s in listed if s.decoding and s.computable][: self._max_batch]
         chunks = [Chunk(sequence, sequence.computed, 1, samples=True) for sequence in decode]
-        budget = self._budget(len(decode))
+        budget, scoring = self._budget(len(decode)), SCORED
         for sequence in listed:
-            if budget > 0 and sequence.computable and not sequence.decoding:
-                count = min(sequence.computable, budget)
+            count = min(sequence.computable, budget, scoring if sequence.scoring else budget)
+            if count > 0 and not sequence.decoding:
                 last = count == sequence.uncomputed
                 chunks.append(Chunk(sequence, sequence.computed, count, samples=last and bool(sequence.drawing)))
                 budget -= count
+                scoring -= count if sequence.scoring else 0
         return Step(tuple(chunks)) if chunks else None
 
     def observe(self, step: Step, seconds: float) -> None:

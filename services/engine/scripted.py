@@ -24,8 +24,8 @@ import xxhash
 from schemas.errors import InvalidRequest
 from schemas.reply import Logprob
 from services.engine.constraint import Constraint, ConstraintBroken
-from services.engine.drawing import accept, constraint_of
-from services.engine.runner import Failed, Outcome, Sampled
+from services.engine.drawing import accept, constraint_of, scored_ids
+from services.engine.runner import Drawn, Failed, Outcome, Sampled, Scored
 from services.engine.scheduler import Chunk, Step
 from services.engine.sequence import Sequence as EngineSequence
 from services.kv.pool import BlockPool
@@ -140,10 +140,20 @@ class ScriptedRunner:
             fingerprint = _link(fingerprint, token)
             fingerprints.append(fingerprint)
             _SLOT.pack_into(*self._slot(sequence, position), fingerprint)
+        drawn = self._drawn(chunk, fingerprints)
+        if chunk.scored == 0 or isinstance(drawn, Failed):
+            return drawn
+        return Scored(
+            tuple(_made_up(token, sequence.sampling.prompt_logprobs or 0, rank=1) for token in scored_ids(chunk)), drawn
+        )
+
+    def _drawn(self, chunk: Chunk, fingerprints: list[int]) -> Drawn | Failed:
+        """`fingerprints`: after each of the chunk's tokens."""
+        sequence, fingerprint = chunk.sequence, fingerprints[-1]
         if not chunk.samples:
             return None
         if chunk.draft:
-            rows = fingerprints[chunk.logit_rows.start :]
+            rows = fingerprints[-len(chunk.draft) - 1 :]
             return accept(chunk.draft, lambda row: self._after_draft(sequence, rows[row], row))
         try:
             return tuple(self._sampled(sequence, fingerprint, choice, sequence.generated) for choice in sequence.drawing)
@@ -168,8 +178,7 @@ class ScriptedRunner:
         count = sequence.sampling.logprobs
         if count is None:
             return Sampled(token, complete=complete)
-        top = tuple((max(0, token - place), -0.5 - place) for place in range(count))
-        return Sampled(token, Logprob(token=token, logprob=-0.5, top=top), complete)
+        return Sampled(token, _made_up(token, count), complete)
 
     def _before(self, sequence: EngineSequence, start: int) -> int:
         """The fingerprint of the tokens before `start`, from the blocks; checked once a sequence. Raises ScriptedFault."""
@@ -220,6 +229,11 @@ class ScriptedRunner:
         if len(self._chosen) > 4096:
             live = {_key(sequence) for sequence in sequences}
             self._chosen = {key: script for key, script in self._chosen.items() if key in live}
+
+
+def _made_up(token: int, alternatives: int, rank: int = 0) -> Logprob:
+    top = tuple((max(0, token - place), -0.5 - place) for place in range(alternatives))
+    return Logprob(token=token, logprob=-0.5, top=top, rank=rank)
 
 
 def _key(sequence: EngineSequence) -> tuple[int, int]:

@@ -102,6 +102,11 @@ class Sequence:
         return self.uncomputed - compiling
 
     @property
+    def scoring(self) -> bool:
+        """What is computed next says how likely the prompt's own tokens are."""
+        return self.sampling.prompt_logprobs is not None and self.computed < self.prompt_length - 1
+
+    @property
     def refusal(self) -> str:
         """Why its grammar cannot be used; "" when it can, or when nobody knows yet."""
         if self.grammar is None or not self.grammar.done():

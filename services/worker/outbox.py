@@ -17,6 +17,7 @@ from schemas.reply import Event, Frame, Frames
 from services.bus.interface import Bus
 from services.clock import Clock
 from services.telemetry.logs import AtMost
+from services.worker.parcels import parcels
 from services.worker.replay import RECORDS, ReplayRing
 
 _log = logging.getLogger(__name__)
@@ -72,12 +73,17 @@ class Outbox:
             self._send(reply_to, batch)
 
     def _send(self, reply_to: str, batch: _Batch) -> None:
-        message = Frames(process=self._bus.process, frames=tuple(batch.frames), events=tuple(batch.events))
+        *most, last = parcels(batch.frames)
+        for frames in most:
+            self._publish(reply_to, Frames(process=self._bus.process, frames=frames))
+        self._publish(reply_to, Frames(process=self._bus.process, frames=last, events=tuple(batch.events)))
+
+    def _publish(self, reply_to: str, message: Frames) -> None:
         try:
             self._bus.publish(reply_to, encode(message), reply=self._control)
             self._unsent.clear()
         except BusError as error:
             if isinstance(error, Disconnected):
-                self._unsent.update(frame.run for frame in batch.frames)
+                self._unsent.update(frame.run for frame in message.frames)
             if self._may_log() is not None:  # one line a second, not one a step
                 _log.warning("records for %s stay in the replay ring: %s", reply_to, error)

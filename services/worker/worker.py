@@ -18,7 +18,7 @@ from schemas.errors import BusError, JobFailed
 from schemas.job import Job
 from schemas.lifecycle import State
 from schemas.placement import Accept, Refuse
-from schemas.reply import OWNED, Event, Frame
+from schemas.reply import OWNED, Event
 from schemas.state import Role
 from schemas.subjects import Subjects
 from services.bus.interface import Bus
@@ -29,6 +29,7 @@ from services.kv.hashing import cap_hit
 from services.telemetry.metrics import Metrics
 from services.worker.beats import Beats
 from services.worker.edges import EdgeWatch
+from services.worker.frames import prompt_frame, token_frame
 from services.worker.outbox import Outbox
 from services.worker.replay import ReplayRing
 from services.worker.runs import UNATTENDED_S, Run, RunTable
@@ -121,23 +122,8 @@ class Worker:
 
     def frame(self, run: Run, *outputs: TokenOutput) -> None:
         """The next tokens of one choice for the edge, one at least; sent with the next flush."""
-        last = run.last[outputs[-1].choice] = outputs[-1]
-        self.outbox.frame(
-            run.job.reply_to,
-            Frame(
-                run=run.id,
-                job=run.job.job,
-                attempt=run.job.attempt,
-                hop=run.hop,
-                choice=last.choice,
-                index=outputs[0].index,
-                tokens=tuple(output.token for output in outputs),
-                logprobs=tuple(output.logprob for output in outputs if output.logprob is not None),
-                finish=last.finish,
-                cached_tokens=last.cached_tokens,
-                compute_s=last.compute_s,
-            ),
-        )
+        run.last[outputs[-1].choice] = outputs[-1]
+        self.outbox.frame(run.job.reply_to, token_frame(run, outputs))
 
     def end(self, run: Run, state: State, reason: str = "", code: str = "") -> None:
         """The run is over here; everything it held is released. Sent with the next flush.
@@ -170,6 +156,10 @@ class Worker:
 
     def on_step(self, report: StepReport) -> None:
         """What one engine step did, as the engine reports it."""
+        for scored in report.prompts:
+            run = self.runs.get(scored.run)
+            if run is not None:
+                self.outbox.frame(run.job.reply_to, prompt_frame(run, scored))
         for (run_id, _), outputs in groupby(report.tokens, lambda output: (output.run, output.choice)):
             run = self.runs.get(run_id)
             if run is not None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.job import Tier
-from services.engine.scheduler import Chunk, ChunkedScheduler, Step, choose_victim
+from services.engine.scheduler import SCORED, Chunk, ChunkedScheduler, Step, choose_victim
 from services.engine.sequence import Sequence
 from tests.engine.fakes import spec
 
@@ -111,6 +111,29 @@ def test_every_prompt_token_is_computed_once_in_order(lengths: list[int], token_
             assert chunk.samples == (chunk.sequence.uncomputed == 0)
         policy.observe(step, step.prompt_tokens * token_s)
     assert [sequence.computed for sequence in sequences] == lengths
+
+
+def scoring(run: int, tokens: int) -> Sequence:
+    return Sequence(spec(run, [1] * tokens, prompt_logprobs=1), 0, [1] * tokens, (), arrival=run, then_decode=True)
+
+
+def test_a_step_scores_few_tokens_whoever_asks_and_computes_others_beside() -> None:
+    policy = measured(scheduler(max_tokens=256), 1000, 0.5)
+    step = policy.plan([scoring(1, SCORED + 9), scoring(2, 50), waiting(3, 60)])
+    assert shape(step) == [(1, 0, SCORED, False), (3, 0, 60, True)]
+    step = policy.plan([scoring(1, 9), scoring(2, 50)])
+    assert shape(step) == [(1, 0, 9, True), (2, 0, SCORED - 9, False)]
+
+
+def test_which_rows_are_scored() -> None:
+    """The last token of the prompt has none of the prompt after it; what was generated is not scored."""
+    sequence = scoring(1, 10)
+    sequence.ids += [7, 8]
+    for start, count, scored in ((0, 4, 4), (4, 5, 5), (4, 6, 5), (9, 1, 0), (8, 4, 1), (11, 1, 0)):
+        chunk = Chunk(sequence, start, count, samples=start + count == 12)
+        assert chunk.scored == scored
+        assert chunk.logit_rows == (*range(scored), *([count - 1] if chunk.samples else []))
+    assert Chunk(waiting(2, 9), 0, 9, samples=True).logit_rows == (8,)
 
 
 def test_the_victim_is_the_last_of_the_lowest_tier() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,10 @@ from schemas.errors import HeadraceError, IllegalTransition, InternalError, from
 from schemas.identity import is_job, is_process, job_id, process_id, process_name, replaces, run_id
 from schemas.job import pack_ids, unpack_ids
 from schemas.lifecycle import TERMINAL, TRANSITIONS, State, advance
+from schemas.reply import PROMPT, Frame, Logprob
 from schemas.subjects import Subjects, model_token
 
+LOGPROB = Logprob(token=5, logprob=-1.0)
 WALL = 1_795_970_000.0
 
 
@@ -93,3 +96,25 @@ def test_every_error_has_its_place_in_the_envelope_and_comes_back_from_its_code(
     unknown = from_code("of_the_future", "text", retry_after=2.0)
     assert isinstance(unknown, InternalError)
     assert (unknown.message, unknown.retry_after) == ("text", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "good"),
+    [
+        ({}, True),
+        ({"logprobs": (LOGPROB, LOGPROB)}, True),
+        ({"logprobs": (LOGPROB,)}, False),
+        ({"index": -1}, False),
+        ({"choice": PROMPT, "index": 1, "logprobs": (LOGPROB, LOGPROB)}, True),
+        ({"choice": PROMPT, "index": 0, "logprobs": (LOGPROB, LOGPROB)}, False),
+        ({"choice": PROMPT, "index": 1}, False),
+        ({"choice": PROMPT - 1}, False),
+    ],
+)
+def test_a_frame_says_one_thing_a_token(changes: dict[str, Any], good: bool) -> None:
+    fields = {"run": 1, "job": "f" * 32, "attempt": 1, "hop": 1, "index": 0, "tokens": (5, 6)} | changes
+    if good:
+        Frame(**fields)
+    else:
+        with pytest.raises(ValueError, match=r"logprob|range"):
+            Frame(**fields)

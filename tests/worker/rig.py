@@ -17,7 +17,7 @@ from schemas.identity import job_id, process_id, run_id
 from schemas.job import Deadlines, Job, Sampling, Tier, pack_ids
 from schemas.lifecycle import State
 from schemas.placement import CachedBlocks, Lease, LeaseAnswer, LeaseItem, LeaseVerb, Placement, WorkerAnswer
-from schemas.reply import Digest, Event, Frame, Reply
+from schemas.reply import PROMPT, Digest, Event, Frame, Reply
 from schemas.state import Capabilities, EdgeBeat, Role
 from schemas.subjects import Subjects
 from services.bus.interface import Msg
@@ -70,7 +70,7 @@ def engine(
         model="m",
         weights="w",
         kv_compat="k",
-        capabilities=Capabilities(seed=True, n=True, logprobs=True, grammar=KINDS, exact_resume=True),
+        capabilities=Capabilities(seed=True, n=True, logprobs=True, grammar=KINDS, exact_resume=True, prompt_logprobs=True),
         context_length=512,
         vocab_size=300,
         block_tokens=BLOCK_TOKENS,
@@ -116,7 +116,7 @@ class EdgeDouble:
         """Tokens by index; what two hops both sent must agree."""
         by_index: dict[int, int] = {}
         for frame in self.frames:
-            if frame.run == run:
+            if frame.run == run and frame.choice != PROMPT:
                 for offset, token in enumerate(frame.tokens):
                     assert by_index.setdefault(frame.index + offset, token) == token
         assert sorted(by_index) == list(range(len(by_index)))

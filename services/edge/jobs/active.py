@@ -11,15 +11,18 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from schemas.control import Position
 from schemas.errors import HeadraceError
 from schemas.job import Choice, Deadlines, Job
 from schemas.lifecycle import TRANSITIONS, State, advance
-from schemas.reply import Event, Frame
+from schemas.reply import PROMPT, Event, Frame
 from services.edge.jobs.choice import ChoiceTokens
 from services.edge.jobs.draft import Delta, Draft
 from services.edge.jobs.mailbox import Mailbox
 from services.edge.jobs.peers import Word
+from services.edge.jobs.prompt_scores import PromptScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class ActiveJob:
         self.id = job
         self.draft = draft
         self.choices = [ChoiceTokens() for _ in range(draft.n)]
+        self.prompt = PromptScores.of(draft.prompt_tokens, draft.sampling.prompt_logprobs)
         self.stopped: set[int] = set()
         """Choices that the client needs no more of; their owner may not have heard yet."""
         self.mailbox = Mailbox()
@@ -78,6 +82,7 @@ class ActiveJob:
         """When the queue took it (the event loop's time)."""
         self.over: asyncio.Future[AttemptEnd | None] = asyncio.get_running_loop().create_future()
         self.final = self.ended = False
+        self.prompt.forget_unseen()
         for choice in self.choices:
             choice.forget_unseen()
 
@@ -100,7 +105,7 @@ class ActiveJob:
             attempt=self.attempt,
             model=draft.model,
             prompt=draft.prompt,
-            sampling=draft.sampling,
+            sampling=replace(draft.sampling, prompt_logprobs=None) if self.prompt.complete else draft.sampling,
             deadlines=Deadlines(
                 stamp=self._stamp,
                 total=limits.total_s,
@@ -141,11 +146,19 @@ class ActiveJob:
             self.owned = self.admitted = True
 
     def take(self, frame: Frame) -> bool:
-        """False when tokens before this frame are missing. A choice that the job has not is none of ours: ignored."""
+        """False when something before this frame is missing: tokens, or what was said of the prompt.
+
+        A choice that the job has not is none of ours: ignored.
+        """
         if self.cached_tokens is None:
             self.cached_tokens = frame.cached_tokens
+        if frame.choice == PROMPT:
+            return self.prompt.take(frame.index, frame.logprobs)
         if not 0 <= frame.choice < len(self.choices):
             return True
+        if not self.prompt.complete:
+            self.choices[frame.choice].hear_of(frame.index + len(frame.tokens))
+            return False
         return self.choices[frame.choice].take(frame.index, frame.tokens, frame.finish, frame.logprobs)
 
     def reach(self, event: Event) -> None:
@@ -172,6 +185,11 @@ class ActiveJob:
         return sorted(set(self.processes.values()))
 
     @property
+    def replay_targets(self) -> list[str]:
+        """Who has what may be missing: the owner; while the prompt is, whoever computes or computed it."""
+        return [self.owner] if self.prompt.complete else sorted(set(self.processes.values()))
+
+    @property
     def queue_deadline(self) -> float:
         """Unix seconds."""
         return self._stamp + self.draft.limits.queue_s
@@ -196,8 +214,9 @@ class ActiveJob:
         return all(choice.finish is not None for choice in self.choices)
 
     def missing(self) -> tuple[Position, ...]:
-        """From where the owner has to repeat itself."""
-        return tuple(
+        """From where the owner has to repeat itself; of the prompt who computed it, which may have been somebody before."""
+        prompt = () if self.prompt.complete else (Position(choice=PROMPT, index=self.prompt.next),)
+        return prompt + tuple(
             Position(choice=index, index=len(choice.tokens))
             for index, choice in enumerate(self.choices)
             if choice.behind or (self.final and choice.finish is None)
@@ -206,7 +225,11 @@ class ActiveJob:
     @property
     def wanting(self) -> bool:
         """The owner has said something that is not here."""
-        return self.ended or any(choice.behind or (self.final and choice.finish is None) for choice in self.choices)
+        return (
+            self.ended
+            or self.prompt.behind
+            or any(choice.behind or (self.final and choice.finish is None) for choice in self.choices)
+        )
 
     def expect(self, last: Iterable[tuple[int, int]]) -> None:
         """The owner has sent tokens up to these (choice, index)."""
@@ -221,7 +244,13 @@ class ActiveJob:
         self.stopped.add(choice)
 
     def received(self) -> int:
+        """Tokens, of all choices."""
         return sum(len(choice.tokens) for choice in self.choices)
+
+    @property
+    def progress(self) -> int:
+        """Grows with everything that is received."""
+        return self.received() + len(self.prompt.logprobs)
 
     def unread(self) -> list[Delta]:
         found = []

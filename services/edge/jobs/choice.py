@@ -45,6 +45,10 @@ class ChoiceTokens:
             self.finish = finish
         return True
 
+    def hear_of(self, end: int) -> None:
+        """Tokens before `end` exist; they cannot be taken now."""
+        self.known = max(self.known, end)
+
     def stop(self) -> None:
         """Nobody wants more of it: it is finished, whatever its owner does."""
         self.finish, self.reported = FinishReason.STOP, True

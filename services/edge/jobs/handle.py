@@ -5,8 +5,9 @@ Invariant: after `cancel` nothing more comes, and the compute stops whatever bec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from schemas.reply import Logprob
 from services.edge.jobs.active import ActiveJob
 from services.edge.jobs.draft import Delta
 
@@ -31,6 +32,11 @@ class JobHandle:
     def cached_tokens(self) -> int:
         """Prompt tokens that the first attempt did not compute, as far as is known."""
         return self._job.cached_tokens or 0
+
+    @property
+    def prompt_logprobs(self) -> Sequence[Logprob]:
+        """Of the prompt's tokens from the second on, if the job asked for them: all are here before any token is handed out."""
+        return self._job.prompt.logprobs
 
     async def admitted(self) -> None:
         """Returns once the job is accepted, queued or owned. Raises the `HeadraceError` that refused it."""

@@ -38,7 +38,7 @@ class JobLife:
         """
         router = ""
         while True:
-            received = job.received()
+            received = job.progress
             end = await self._attempt(job, router)
             if end is None or job.complete:  # what was still on its way may have completed it
                 return
@@ -47,7 +47,7 @@ class JobLife:
             self._check(job, end)
             self._metrics.retries.add(1, {"reason": end.kind})
             router = self._another_router(job) if end.kind == "router_silent" else ""
-            if end.kind not in ("death", "router_silent") and job.received() == received:
+            if end.kind not in ("death", "router_silent") and job.progress == received:
                 await asyncio.sleep(self._random.uniform(*self._timing.pace_s))
                 if job.complete:
                     return

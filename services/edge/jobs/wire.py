@@ -39,11 +39,12 @@ class Wire:
             self.cancel_run(self.subjects.control(process), job.run, job.id, choices)
 
     def replay(self, job: ActiveJob, positions: Iterable[Position]) -> None:
-        """To the owner: repeat what is missing."""
+        """To the owner, or whoever else has it: repeat what is missing."""
         control = Control(
             run=job.run, job=job.id, verb=Verb.REPLAY, positions=tuple(positions), reply_to=self.reply_to, edge=self.bus.process
         )
-        self._say(self.subjects.control(job.owner), control)
+        for process in job.replay_targets:
+            self._say(self.subjects.control(process), control)
 
     def cancel_job(self, job: ActiveJob) -> None:
         """To all routers: nobody owns this job yet, and nobody shall. Each answers to `cancel_inbox`."""

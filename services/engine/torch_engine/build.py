@@ -97,6 +97,7 @@ def _info(
             logit_bias=True,
             grammar=grammar_kinds,
             exact_resume=backend.exact,
+            prompt_logprobs=True,
         ),
         context_length=min(config.context, backend.tokens),
         vocab_size=config.vocab,

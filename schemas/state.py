@@ -51,16 +51,21 @@ class Credits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Measured: prompt tokens per second of prefill, seconds of one decode step."""
+    """Measured: prompt tokens per second of prefill, seconds of one decode step, cached tokens per second fetched from decode.
+
+    0 = not measured; `fetch_tokens_s` 0 = this worker fetches none.
+    """
 
     prefill_tokens_s: float = 0.0
     decode_step_s: float = 0.0
+    fetch_tokens_s: float = 0.0
 
 
 class WorkerState(Message, frozen=True, omit_defaults=True, kw_only=True):
     """Each 250 ms, and on change debounced to 20 ms. `sent` is the sender's wall clock (Unix seconds).
 
     `stalled`: its engine has been in one step for max(2 s, 10 times its own p99), although the process itself is well.
+    `backlog`: prompt tokens still to be computed, of runs queued and begun. `host`: equal on one machine, "" = not said.
     """
 
     process: str
@@ -76,6 +81,7 @@ class WorkerState(Message, frozen=True, omit_defaults=True, kw_only=True):
     block_tokens: int
     queued: int = 0
     running: int = 0
+    backlog: int = 0
     kv_used: int = 0
     kv_total: int = 0
     steps: int = 0
@@ -83,11 +89,12 @@ class WorkerState(Message, frozen=True, omit_defaults=True, kw_only=True):
     rates: Rates = Rates()
     draining: bool = False
     stalled: bool = False
+    host: str = ""
 
     def __post_init__(self) -> None:
         require_process(self.process, "process")
         require(min(self.context_length, self.block_tokens) >= 1, "context_length or block_tokens is below 1")
-        require(min(self.queued, self.running, self.kv_used, self.kv_total) >= 0, "a count is below 0")
+        require(min(self.queued, self.running, self.backlog, self.kv_used, self.kv_total) >= 0, "a count is below 0")
         require_finite(sent=self.sent)
 
 

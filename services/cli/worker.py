@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 
 from schemas.state import Role
 from schemas.subjects import WORKERS_BUCKET, Subjects
@@ -34,7 +35,7 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
     nats = settings.nats
     login = Credentials(nats.user, nats.password) if nats.user else None
     bus = await connect(nats.servers, process=process, role=role, credentials=login, metrics=metrics)
-    worker = Worker(bus, Subjects(nats.prefix), engine, role, clock, metrics)
+    worker = Worker(bus, Subjects(nats.prefix), engine, role, clock, metrics, platform.node())
     server = SocketTransferServer(engine.pool, clock=clock)
     phases: list[Phase] = []
     if role is not Role.DECODE:

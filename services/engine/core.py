@@ -120,6 +120,7 @@ class StepEngine:
             queued=len(waiting),
             queued_tokens=sum(s.uncomputed for s in waiting),
             running=len(sequences) - len(waiting),
+            backlog=sum(s.uncomputed for s in sequences if not s.decoding),
             step_tokens=self._scheduler.prompt_budget,
             in_step_s=self._clock.monotonic() - self._step_began if self._in_step else 0.0,
         )

@@ -142,13 +142,14 @@ class EngineStats:
     """Measured by the engine. `queued`: runs not yet in a step; `queued_tokens`: their uncomputed tokens.
 
     `step_tokens`: prompt tokens of one step at the measured rate; a worker queues no more than that. `in_step_s`: how long the
-    step in progress has taken so far, 0.0 while there is none.
+    step in progress has taken so far, 0.0 while there is none. `backlog`: uncomputed prompt tokens of all runs, those begun too.
     """
 
     queued: int = 0
     queued_tokens: int = 0
     step_tokens: int = 0
     running: int = 0
+    backlog: int = 0
     steps: int = 0
     step_p99_s: float = 0.0
     in_step_s: float = 0.0

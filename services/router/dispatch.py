@@ -43,7 +43,8 @@ from schemas.subjects import Subjects
 from services.bus.interface import Bus
 from services.bus.typed import ask, send
 from services.router.cancelled import CancelledJobs
-from services.router.placement import Impossible, Local, NoCredit, Pair, Request, place
+from services.router.placement import Impossible, Local, NoCredit, Pair, place
+from services.router.placement_request import Request
 from services.router.view import Charge, View
 
 ASK_S = 0.1
@@ -67,14 +68,17 @@ class Dispatcher:
     cancelled: CancelledJobs
     random: Random
 
-    async def place(self, job: Job, within: float) -> SubmitAnswer:
-        """Accepted, Queue (nobody takes it now) or Refused (nobody ever will), within so many seconds."""
+    async def place(self, job: Job, within: float, patience: float = 0.0) -> SubmitAnswer:
+        """Accepted, Queue (nobody takes it now) or Refused (nobody ever will), within so many seconds.
+
+        `patience`: seconds that the job may wait in the queue for a worker that is better than those with credit.
+        """
         by = asyncio.get_running_loop().time() + within
-        request, without = Request.of(job), frozenset[str]()
+        request, without = Request.of(job, patience=patience), frozenset[str]()
         while _left(by) > 0:
             if job in self.cancelled:
                 return Refused(code=Unavailable.code or "", reason="cancelled")
-            decision = place(self.view.workers(job.model), request, self.random, without)
+            decision = place(self.view.pools(job.model), request, self.view.now(), self.random, without)
             match decision:
                 case NoCredit(reason=reason):
                     return Queue(router=self.bus.process, reason=reason)
@@ -96,7 +100,7 @@ class Dispatcher:
         run = run_id(self.random)
         if isinstance(decision, Pair):
             return await self._on_pair(run, job, decision, by)
-        charge = self.view.charge(decision.decode, prefill_tokens=job.prompt_tokens, slots=1, blocks=decision.blocks)
+        charge = self.view.charge(decision.decode, prefill_tokens=decision.uncached, slots=1, blocks=decision.blocks)
         if await self._submit(self.subjects.decode_submit(decision.decode), Placement(run=run, job=job), charge, by):
             return Accepted(run=run, prefill="", decode=decision.decode, router=self.bus.process)
         return _NotTaken(decision.decode)
@@ -107,7 +111,7 @@ class Dispatcher:
         taken = False
         try:
             if job not in self.cancelled:
-                charge = self.view.charge(pair.prefill, prefill_tokens=job.prompt_tokens)
+                charge = self.view.charge(pair.prefill, prefill_tokens=pair.uncached)
                 placement = Placement(run=run, job=job, decode=pair.decode)
                 taken = await self._submit(self.subjects.prefill_submit(pair.prefill), placement, charge, by)
         finally:

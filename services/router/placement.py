@@ -1,97 +1,61 @@
-"""Where a job goes: a pure function of what is seen of the workers, the job and a source of randomness.
+"""Where a job goes: a pure function of what is seen of the workers, the job, the time and a source of randomness.
 
-Knows no bus, no clock and no prices. Invariant: a worker is chosen only with credit, and a job that some live worker has
-credit for is placed. The worker has the last word; who refuses is passed in `without`, and the next best is chosen.
+Knows no bus, no clock and no prices. Invariants: a worker is chosen only with credit, and a job that some live worker has credit
+for is placed, unless it has patience left and a better worker is about to have credit. The worker has the last word; who refuses
+is passed in `without`, and the next best is chosen.
 
-Seam: a smarter policy replaces `_Pool.best`; who *may* be chosen is decided before it.
+Least predicted time to the first token wins; near-ties are drawn at random, so that routers which see the same do not all choose
+the same. A hot prefix spills by itself: as soon as the queue before it costs more than computing it anew elsewhere. A decode
+worker prefills a tail of at most one step itself when that is faster than the best pair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Set
+from dataclasses import dataclass, field
 from random import Random
-from typing import TypeVar
 
 from schemas.errors import ContextLengthExceeded, HeadraceError, ModelChanged, ModelLoading
-from schemas.job import Job
 from schemas.state import Role
+from services.router.placement_request import Request
+from services.router.placement_survey import NEVER, Candidates, Survey, survey
+from services.router.placement_workers import Pool, Worker
 
 RETRY_LOADING_S = 5.0
 """How soon to ask again for a model that no live worker serves."""
+TIE_S, TIE = 0.001, 0.02
+"""Predictions that differ by less than both together are the same: rates are not measured better."""
+TIE_LOAD = 0.02
+"""The same for the share of a decode worker that is taken."""
+HOST_LOAD = 0.1
+"""How much fuller a decode worker on prefill's host may be: its blocks do not cross a network."""
+BETTER_S, BETTER = 0.01, 0.1
+"""A worker without credit is waited for when it is predicted to be faster by more than both together."""
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
-    """A live worker of one model, with what this router placed since already taken off its credit.
+class Why:
+    """The terms of a choice. Predicted seconds until the first token, tokens it computes, decode's share taken with it.
 
-    `degraded`: it may not be able to work (its connection ended, its engine stands still). It gets work only while its pool has
-    nobody better.
+    `ready` could have been chosen, `refused` had no credit or had said no.
     """
 
-    process: str
-    role: Role
-    kv_compat: str
-    weights: str
-    context_length: int
-    block_tokens: int
-    kv_total: int
-    queued: int = 0
-    running: int = 0
-    prefill_tokens: int = 0
-    decode_slots: int = 0
-    kv_blocks: int = 0
-    draining: bool = False
-    degraded: bool = False
-
-    def blocks(self, tokens: int) -> int:
-        """KV blocks that a prompt of `tokens` fills."""
-        return -(-tokens // self.block_tokens)
-
-    @property
-    def prefill_load(self) -> float:
-        return self.queued + self.running
-
-    @property
-    def decode_load(self) -> float:
-        """The share of its KV blocks in use or promised. Unlike the runs in its batch it counts reservations."""
-        return 1 - self.kv_blocks / self.kv_total
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What placement must know of a job. `tokens`: prompt and what earlier attempts generated. `weights`: "" = any.
-
-    `suspect`: it may kill its worker, so all such jobs of a pool go to one worker, one after another. `branches`: of several open
-    choices, how much each has generated; `tokens` counts the longest.
-    """
-
-    tokens: int
-    weights: str = ""
-    suspect: bool = False
-    branches: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, job: Job) -> Request:
-        generated = tuple(len(choice.generated) for choice in job.open_choices)
-        branches = generated if len(generated) > 1 else ()
-        return cls(job.prompt_tokens + max(generated), job.weights, job.suspect, branches)
-
-    def room(self, worker: Worker) -> int:
-        """Blocks to reserve: the prompt's, once, and for each choice what it has generated and one to write next."""
-        if not self.branches:
-            return worker.blocks(self.tokens) + 1
-        prompt = self.tokens - max(self.branches)
-        return worker.blocks(prompt) + sum(worker.blocks(generated) + 1 for generated in self.branches)
+    ttft_s: float
+    uncached: int
+    load: float
+    ready: int
+    refused: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Prefill on one worker, decode on another. `blocks` to reserve on decode."""
+    """Prefill on one worker, decode on another. `blocks` to reserve on decode; `uncached` tokens to compute."""
 
     prefill: str
     decode: str
     blocks: int
+    uncached: int = field(default=0, compare=False)
+    why: Why | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +64,8 @@ class Local:
 
     decode: str
     blocks: int
+    uncached: int = field(default=0, compare=False)
+    why: Why | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,115 +85,87 @@ class Impossible:
 Decision = Pair | Local | NoCredit | Impossible
 
 
-def place(workers: Sequence[Worker], request: Request, random: Random, without: frozenset[str] = frozenset()) -> Decision:
-    """The least loaded way to run `request` on live `workers` of its model, ties at random, never using one of `without`."""
-    if not workers:
+def place(pools: Collection[Pool], request: Request, now: float, random: Random, without: Set[str] = frozenset()) -> Decision:
+    """The fastest way to run `request` on the `pools` of its model at monotonic time `now`, never using one of `without`."""
+    if not pools:
         return Impossible(ModelLoading("The model is not loaded yet.", retry_after=RETRY_LOADING_S))
-    same = [worker for worker in workers if not request.weights or worker.weights == request.weights]
+    same = [pool for pool in pools if not request.weights or pool.weights == request.weights]
     if not same:
         return Impossible(ModelChanged("The model was replaced while this request was running."))
-    usable = [pool for pool in _pools(worker for worker in same if not worker.draining) if pool.complete]
+    if request.suspect:
+        same = [_first(pool, request) for pool in same]
+    usable = [found for found in (survey(pool, request, now, without) for pool in same) if found.usable]
     if not usable:
         return NoCredit("no_pair")
-    tokens = request.tokens
-    fitting = [pool.where(lambda w: _prefill_fits(w, tokens), lambda w: _decode_fits(w, request)) for pool in usable]
-    if not any(pool.complete for pool in fitting):
-        return Impossible(ContextLengthExceeded(f"{tokens} tokens are more than this model can take.", param="messages"))
-    if request.suspect:
-        fitting = [pool.first() for pool in fitting]
-    ready = [
-        pool.where(
-            lambda w: w.process not in without and has_prefill_credit(w, tokens),
-            lambda w: w.process not in without and has_decode_credit(w, request),
-        )
-        for pool in fitting
-    ]
-    ways = [way for pool in ready for way in pool.best(request, random)]
-    return _least(ways, lambda way: way[0], random)[1] if ways else NoCredit("no_credit")
+    fitting = [found for found in usable if found.fits]
+    if not fitting:
+        return Impossible(ContextLengthExceeded(f"{request.tokens} tokens are more than this model can take.", param="messages"))
+    ways = [way for found in fitting for way in _ways(found, request, random)]
+    if not ways:
+        return NoCredit("no_credit")
+    cost, decision = min(ways, key=lambda way: way[0])
+    soon = min(found.soon if found.decode or found.alone else NEVER for found in fitting)
+    if soon < request.patience and soon + BETTER_S < cost * (1 - BETTER):
+        return NoCredit("better_soon")
+    return decision
 
 
-def has_prefill_credit(worker: Worker, tokens: int) -> bool:
-    """A worker with nothing queued takes a prompt of any length: it is cut into steps."""
-    return worker.queued == 0 or worker.prefill_tokens >= tokens
-
-
-def has_decode_credit(worker: Worker, request: Request) -> bool:
-    """One slot is enough for any number of choices: rows beyond the batch wait for a step."""
-    return worker.decode_slots >= 1 and worker.kv_blocks >= request.room(worker)
-
-
-def _prefill_fits(worker: Worker, tokens: int) -> bool:
-    return tokens < worker.context_length and worker.blocks(tokens) <= worker.kv_total
-
-
-def _decode_fits(worker: Worker, request: Request) -> bool:
-    return request.tokens < worker.context_length and request.room(worker) <= worker.kv_total
-
-
-T = TypeVar("T")
 _Way = tuple[float, Pair | Local]
-_Test = Callable[[Worker], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pool:
-    """Workers of one `kv_compat`, which may hand over to one another."""
-
-    prefill: tuple[Worker, ...]
-    decode: tuple[Worker, ...]
-    local: tuple[Worker, ...]
-
-    @property
-    def complete(self) -> bool:
-        return bool(self.local or (self.prefill and self.decode))
-
-    def where(self, prefill: _Test, decode: _Test) -> _Pool:
-        """The pool of those that pass the test of each phase they would run."""
-        return _Pool(
-            tuple(filter(prefill, self.prefill)),
-            tuple(filter(decode, self.decode)),
-            tuple(worker for worker in self.local if prefill(worker) and decode(worker)),
-        )
-
-    def first(self) -> _Pool:
-        """The pool of one worker a phase, the same whoever asks."""
-        parts = (self.prefill, self.decode, self.local)
-        prefill, decode, local = (tuple(sorted(part, key=lambda w: w.process)[:1]) for part in parts)
-        return _Pool(prefill, decode, () if prefill and decode else local)
-
-    def best(self, request: Request, random: Random) -> list[_Way]:
-        """The least loaded pair and the least loaded local worker, each with its load."""
-        ways: list[_Way] = []
-        if self.prefill and self.decode:
-            first = _least(self.prefill, lambda w: w.prefill_load, random)
-            then = _least(self.decode, lambda w: w.decode_load, random)
-            pair = Pair(first.process, then.process, request.room(then))
-            ways.append((first.prefill_load + then.decode_load, pair))
-        if self.local:
-            one = _least(self.local, lambda w: w.prefill_load + w.decode_load, random)
-            ways.append((one.prefill_load + one.decode_load, Local(one.process, request.room(one))))
-        return ways
+def _ways(found: Survey, request: Request, random: Random) -> list[_Way]:
+    """The best pair and the best worker alone of one pool, each with its predicted time to the first token."""
+    ways: list[_Way] = []
+    if found.prefill and found.decode:
+        cost, first = _draw(found.prefill, TIE_S, TIE, random)
+        load, then = _draw(_near(first, found.decode), TIE_LOAD, 0.0, random)
+        uncached = request.uncached(first.process, found.pool.block_tokens)
+        why = Why(cost, uncached, load, len(found.prefill) + len(found.decode), found.refused)
+        ways.append((cost, Pair(first.process, then.process, found.room, uncached, why)))
+    alone = found.alone or found.tail
+    if alone:
+        cost, one = _draw(alone, TIE_S, TIE, random)
+        uncached = request.uncached(one.process, found.pool.block_tokens)
+        why = Why(cost, uncached, 0.0, len(alone), found.refused)
+        worse = TIE_S + TIE * cost  # a pair is as good as one that is faster by no more than this
+        ways.append((cost + worse, Local(one.process, found.room, uncached, why)))
+    return ways
 
 
-def _pools(workers: Iterable[Worker]) -> list[_Pool]:
-    by_compat: dict[str, list[Worker]] = {}
-    for worker in workers:
-        by_compat.setdefault(worker.kv_compat, []).append(worker)
-    return [_pool(members) for members in by_compat.values()]
+def _near(first: Worker, decode: Candidates) -> Candidates:
+    """`decode` with those on the host of `first` preferred when they are close."""
+    if not first.host:
+        return decode
+    return [(load - HOST_LOAD if worker.host == first.host else load, worker) for load, worker in decode]
 
 
-def _pool(members: Sequence[Worker]) -> _Pool:
-    prefill, decode, both = (
-        _well_or_all([worker for worker in members if worker.role is role]) for role in (Role.PREFILL, Role.DECODE, Role.BOTH)
-    )
-    return _Pool(prefill, decode, both if prefill else both + decode)
+def _draw(candidates: Candidates, absolute: float, relative: float, random: Random) -> tuple[float, Worker]:
+    """One of those that cost no more than the cheapest, or hardly more."""
+    least = min(candidates, key=_cost)[0]
+    limit = least + absolute + relative * abs(least)
+    near = [candidate for candidate in candidates if candidate[0] <= limit]
+    return near[0] if len(near) == 1 else random.choice(near)
 
 
-def _well_or_all(members: Sequence[Worker]) -> tuple[Worker, ...]:
-    """Without the degraded, unless nobody else is left."""
-    return tuple(worker for worker in members if not worker.degraded) or tuple(members)
+def _cost(candidate: tuple[float, Worker]) -> float:
+    return candidate[0]
 
 
-def _least(items: Sequence[T], load: Callable[[T], float], random: Random) -> T:
-    least = min(load(item) for item in items)
-    return random.choice([item for item in items if load(item) == least])
+def _first(pool: Pool, request: Request) -> Pool:
+    """`pool` with one worker a phase that is large enough, the same whoever asks."""
+    prefill = _able(pool.well(Role.PREFILL), request, request.blocks(pool.block_tokens))
+    decode, both = (_able(pool.well(role), request, request.room(pool.block_tokens)) for role in (Role.DECODE, Role.BOTH))
+    pair = [min(prefill), min(decode)] if prefill and decode else []
+    alone = [] if pair else sorted(both if prefill else {**both, **decode})[:1]
+    one = Pool(pool.kv_compat, pool.weights, pool.block_tokens, pool.token_s)
+    for process in pair + alone:
+        one.put((prefill | decode | both)[process])
+    return one
+
+
+def _able(workers: dict[str, Worker], request: Request, blocks: int) -> dict[str, Worker]:
+    return {
+        process: worker
+        for process, worker in workers.items()
+        if not worker.draining and request.tokens < worker.context_length and blocks <= worker.kv_total
+    }

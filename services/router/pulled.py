@@ -20,6 +20,7 @@ from services.bus.work_queue import Item
 from services.router.cancelled import CancelledJobs
 from services.router.dispatch import Dispatcher
 from services.router.drain_rate import DrainRate
+from services.router.placement_request import PATIENCE_S
 from services.router.waiting import Waiting
 from services.telemetry.logs import fields
 from services.worker.edges import EdgeWatch
@@ -50,7 +51,8 @@ class Pulled:
             return await self._done(item)
         if self._unwanted(job):
             return await self._done(item)
-        answer = await self.dispatcher.place(job, self.within)
+        patience = self.edges.remaining(job.edge, job.deadlines, PATIENCE_S)
+        answer = await self.dispatcher.place(job, self.within, patience)
         if isinstance(answer, Accepted):
             self.drained.add(job.model)
             return await self._done(item, job.prompt_tokens)

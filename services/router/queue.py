@@ -17,7 +17,8 @@ from schemas.subjects import Subjects, model_token
 from services.bus.work_queue import WorkQueue
 from services.clock import Clock
 from services.router.lanes import Tiers, charge, next_turn, note
-from services.router.placement import Local, Pair, Request, place
+from services.router.placement import Local, Pair, place
+from services.router.placement_request import Request
 from services.router.pulled import Pulled
 from services.router.tasks import Tasks
 from services.router.view import View
@@ -124,7 +125,7 @@ class QueuePath:
                 self._tiers[model] = charge(turn.tiers, turn.tier, turn.lane, tokens)
 
     def _credit(self, model: str) -> bool:
-        return isinstance(place(self._view.workers(model), Request(tokens=1), self._random), Pair | Local)
+        return isinstance(place(self._view.pools(model), Request(tokens=1), self._view.now(), self._random), Pair | Local)
 
     def _unreachable(self, error: BusUnavailable) -> None:
         if self._may_log() is not None:

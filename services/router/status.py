@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from services.router.drain_rate import DrainRate
-from services.router.placement import Worker
+from services.router.placement_workers import Worker
 from services.router.view import View
 from services.router.waiting import Waiting
 

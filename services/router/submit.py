@@ -15,7 +15,8 @@ from schemas.placement import Queue, SubmitAnswer
 from services.bus.interface import Bus, Msg
 from services.bus.typed import answer
 from services.router.dispatch import Dispatcher, refusal
-from services.router.placement import Impossible, Request, place
+from services.router.placement import Impossible, place
+from services.router.placement_request import PATIENCE_S, Request
 from services.router.tasks import Tasks
 from services.router.view import View
 from services.router.waiting import Waiting
@@ -59,14 +60,15 @@ class Submits:
         await self._tasks.finish(timeout)
 
     async def _place(self, job: Job, msg: Msg, by: float) -> None:
-        held = self._held_back(job)
-        self._answer(job, msg, held or await self._dispatcher.place(job, by - asyncio.get_running_loop().time()))
+        held, patience = self._held_back(job), 0.0 if job.resume else PATIENCE_S
+        left = by - asyncio.get_running_loop().time()
+        self._answer(job, msg, held or await self._dispatcher.place(job, left, patience))
 
     def _held_back(self, job: Job) -> SubmitAnswer | None:
         """The answer to a job that must wait its turn; None when it may be placed now."""
         if job.resume or not self._waiting.ahead_of(job.model, job.tier):
             return None
-        decision = place(self._view.workers(job.model), Request.of(job), self._random)
+        decision = place(self._view.pools(job.model), Request.of(job), self._view.now(), self._random)
         if isinstance(decision, Impossible):
             return refusal(decision.error)  # waiting cannot help it
         return Queue(router=self._bus.process, reason="others_wait")

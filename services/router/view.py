@@ -1,13 +1,15 @@
 """What this router sees of the workers: newest state, newest credits, and what it placed since. An estimate, rebuilt from beats.
 
-Owns no timer and no subscription: messages are fed in, `live` is read. Must not know where work should go. Invariants: of two
+Owns no timer and no subscription: messages are fed in, `pools` is read. Must not know where work should go. Invariants: of two
 credits the higher version stands; what this router placed is off the estimate from the moment it asks until the worker's own
 numbers contain it; a process once gone stays gone.
+
+Pools are kept, not made: what is heard or charged changes one worker of one pool, so a decision costs no walk over all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +17,7 @@ from schemas.identity import replaces
 from schemas.state import Cause, Credits, WorkerState
 from services.bus.silence import QUIET_S
 from services.clock import Clock
-from services.router.placement import Worker
+from services.router.placement_workers import UNKNOWN_TOKEN_S, Pool, Worker
 
 SILENT_S = 3.0
 """A worker not heard for this long is not used. Stands still while our own bus is down and this long after."""
@@ -33,9 +35,10 @@ class Line(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Charge:
-    """Work asked of one worker. `version`: the first credits that contain it; None while nobody answered."""
+    """Work asked of one worker at `at`. `version`: the first credits that contain it; None while nobody answered."""
 
     process: str
+    at: float
     prefill_tokens: int = 0
     slots: int = 0
     blocks: int = 0
@@ -65,22 +68,27 @@ class View:
         self._entries: dict[str, _Entry] = {}
         self._gone: dict[str, float] = {}
         self._served: dict[str, float] = {}
+        self._pools: dict[str, dict[str, Pool]] = {}
+        self._silence = float("inf")  # when the first live worker will have been silent for too long
 
     # what is heard
 
     def observe(self, state: WorkerState) -> list[str]:
         """A beat. Returns the processes that it proves dead: older starts of the same name that never said goodbye."""
-        name = state.process
-        if name in self._gone or any(replaces(known, name) for known in self._entries):
-            return []
-        replaced = [known for known in self._entries if replaces(name, known)]
-        for known in replaced:
-            self.remove(known)
-        entry = self._entries.setdefault(name, _Entry(state, state.credits, 0.0))
-        entry.state, entry.heard, entry.away = state, self._clock.monotonic(), False
-        self._served[state.model] = entry.heard
-        self.learn(name, state.credits)
+        name, now, replaced = state.process, self._clock.monotonic(), list[str]()
+        if name not in self._entries:
+            if name in self._gone or any(replaces(known, name) for known in self._entries):
+                return []
+            replaced = [known for known in self._entries if replaces(name, known)]
+            for known in replaced:
+                self.remove(known)
+            self._entries[name] = _Entry(state, state.credits, now)
+        entry = self._entries[name]
+        entry.state, entry.heard, entry.away = state, now, False
         entry.charges = [charge for charge in entry.charges if charge.open_at(state.credits.version)]
+        self._served[state.model] = now
+        self._silence = min(self._silence, now + SILENT_S)
+        self.learn(name, state.credits)
         return replaced
 
     def learn(self, process: str, credits: Credits) -> None:
@@ -88,6 +96,7 @@ class View:
         entry = self._entries.get(process)
         if entry is not None and credits.version >= entry.credits.version:
             entry.credits = credits
+        self._refresh(process)
 
     def died(self, process: str, cause: Cause) -> None:
         """`hr.dead` said so. A process that is only disconnected may come back: a beat of it says so."""
@@ -96,10 +105,13 @@ class View:
             self.remove(process)
         elif entry is not None and self._clock.monotonic() - entry.heard > QUIET_S:
             entry.away = True
+            self._refresh(process)
 
     def remove(self, process: str) -> None:
         """Not used again, whatever is still on its way from it."""
-        self._entries.pop(process, None)
+        entry = self._entries.pop(process, None)
+        if entry is not None:
+            self._take_out(entry)
         self._gone[process] = self._clock.monotonic()
 
     def forget_old(self) -> None:
@@ -107,15 +119,17 @@ class View:
         oldest = self._clock.monotonic() - FORGET_S
         self._gone = {process: at for process, at in self._gone.items() if at > oldest}
         if self._line.steady_for() > FORGET_S:
+            self._drop_silent()
             self._entries = {process: entry for process, entry in self._entries.items() if entry.heard > oldest}
 
     # what this router does
 
     def charge(self, process: str, *, prefill_tokens: int = 0, slots: int = 0, blocks: int = 0) -> Charge:
         """Take work off a worker's estimate, before it is asked. Settle, lose or undo the charge afterwards."""
-        charge = Charge(process, prefill_tokens, slots, blocks)
+        charge = Charge(process, self._clock.monotonic(), prefill_tokens, slots, blocks)
         if process in self._entries:
             self._entries[process].charges.append(charge)
+            self._refresh(process)
         return charge
 
     def settle(self, charge: Charge, credits: Credits) -> None:
@@ -127,10 +141,12 @@ class View:
         """Nobody answered. The worker may have taken it: only newer credits will tell."""
         entry = self._entries.get(charge.process)
         charge.version = entry.credits.version + 1 if entry else 0
+        self._refresh(charge.process)
 
     def undo(self, charge: Charge) -> None:
         """The worker was not asked, or never heard it."""
         charge.version = -1
+        self._refresh(charge.process)
 
     def give_back(self, process: str, *, slots: int, blocks: int) -> None:
         """The worker was told to release what its credits hold for us; it counts as free until newer credits come."""
@@ -141,31 +157,78 @@ class View:
     def __contains__(self, process: str) -> bool:
         return process in self._entries
 
+    def now(self) -> float:
+        """The time that `Worker.free_at` is in."""
+        return self._clock.monotonic()
+
     def models(self) -> set[str]:
         """Models with a live worker."""
-        return {entry.state.model for entry in self._live()}
+        self._drop_silent()
+        return set(self._pools)
 
     def served_lately(self, model: str) -> bool:
         """Whether a worker of `model` was heard so lately that another start of it may be on its way."""
         return self._clock.monotonic() - self._served.get(model, float("-inf")) < RESTART_S
 
     def states(self, model: str) -> list[WorkerState]:
-        return [entry.state for entry in self._live() if entry.state.model == model]
+        return [self._entries[worker.process].state for worker in self.workers(model)]
+
+    def pools(self, model: str) -> Collection[Pool]:
+        """The live workers of `model`, as placement wants them."""
+        self._drop_silent()
+        return self._pools.get(model, {}).values()
 
     def workers(self, model: str) -> list[Worker]:
-        """The live workers of `model`, as placement wants them."""
-        return [_estimate(entry) for entry in self._live() if entry.state.model == model]
+        """The same, one by one."""
+        return [worker for pool in self.pools(model) for worker in pool.workers()]
 
-    def _live(self) -> Iterator[_Entry]:
+    def _drop_silent(self) -> None:
         # Silence means something only after the bus was steady for as long: everybody had the time to beat.
-        oldest = self._clock.monotonic() - SILENT_S if self._line.steady_for() >= SILENT_S else float("-inf")
-        return (entry for entry in self._entries.values() if entry.heard > oldest)
+        now = self._clock.monotonic()
+        if now < self._silence or self._line.steady_for() < SILENT_S:
+            return
+        for entry in self._entries.values():
+            if entry.heard <= now - SILENT_S:
+                self._take_out(entry)
+        heard = [entry.heard for entry in self._entries.values() if entry.heard > now - SILENT_S]
+        self._silence = min(heard, default=float("inf")) + SILENT_S
+
+    def _refresh(self, process: str) -> None:
+        entry = self._entries.get(process)
+        if entry is None or (entry.heard <= self._clock.monotonic() - SILENT_S and not self._listed(entry)):
+            return
+        state = entry.state
+        pools = self._pools.setdefault(state.model, {})
+        pool = pools.get(state.kv_compat)
+        if pool is None:
+            pool = pools[state.kv_compat] = Pool(state.kv_compat, state.weights, state.block_tokens)
+        pool.put(_estimate(entry))
+
+    def _listed(self, entry: _Entry) -> bool:
+        pool = self._pools.get(entry.state.model, {}).get(entry.state.kv_compat)
+        return pool is not None and entry.state.process in pool.of(entry.state.role)
+
+    def _take_out(self, entry: _Entry) -> None:
+        model, kv_compat = entry.state.model, entry.state.kv_compat
+        if not self._listed(entry):
+            return
+        pool = self._pools[model][kv_compat]
+        pool.drop(entry.state.process)
+        if pool.empty:
+            del self._pools[model][kv_compat]
+            if not self._pools[model]:
+                del self._pools[model]
 
 
 def _estimate(entry: _Entry) -> Worker:
     state, credits = entry.state, entry.credits
+    rate = state.rates.prefill_tokens_s
+    token_s = 1 / rate if rate > 0 else 0.0
     open_charges = [charge for charge in entry.charges if charge.open_at(credits.version)]
     unseen = [charge for charge in entry.charges if charge.prefill_tokens and charge.open_at(state.credits.version)]
+    free_at = entry.heard + state.backlog * (token_s or UNKNOWN_TOKEN_S)
+    for charge in unseen:
+        free_at = max(free_at, charge.at) + charge.prefill_tokens * (token_s or UNKNOWN_TOKEN_S)
     return Worker(
         process=state.process,
         role=state.role,
@@ -181,4 +244,9 @@ def _estimate(entry: _Entry) -> Worker:
         kv_blocks=credits.kv_blocks - sum(charge.blocks for charge in open_charges),
         draining=state.draining,
         degraded=entry.away or state.stalled,
+        free_at=free_at,
+        token_s=token_s,
+        step_s=state.rates.decode_step_s,
+        fetch_token_s=1 / state.rates.fetch_tokens_s if state.rates.fetch_tokens_s > 0 else 0.0,
+        host=state.host,
     )

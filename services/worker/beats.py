@@ -25,7 +25,7 @@ DEBOUNCE_S = 0.02
 
 class Beats:
     """`decoding` counts the choices that decode or will (a handoff that is being pulled); `queued_tokens` those that no step has
-    computed."""
+    computed. `host`: equal on one machine."""
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class Beats:
         decoding: Callable[[], int],
         queued_tokens: Callable[[], int],
         stalls: StallWatch,
+        host: str = "",
     ) -> None:
         self._bus = bus
         self._subject = subjects.worker_state(role, engine.info.model, bus.process)
@@ -46,6 +47,7 @@ class Beats:
         self._decoding = decoding
         self._queued_tokens = queued_tokens
         self._stalls = stalls
+        self._host = host
         self._versions = itertools.count(1)
         self._changed = asyncio.Event()
         self.draining = False
@@ -77,6 +79,7 @@ class Beats:
             block_tokens=info.block_tokens,
             queued=stats.queued,
             running=stats.running,
+            backlog=stats.backlog,
             kv_used=pool.held,
             kv_total=pool.total,
             steps=stats.steps,
@@ -84,6 +87,7 @@ class Beats:
             rates=stats.rates,
             draining=self.draining,
             stalled=self._stalls.stalled,
+            host=self._host,
         )
 
     def changed(self) -> None:

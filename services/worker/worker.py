@@ -43,7 +43,9 @@ class Worker:
     """`on_prefilled` is called for a run whose prompt is computed and whose blocks wait for a handoff; `on_end` before the
     terminal event of a run is sent; `on_unknown_cancel` for a cancel of a run that is not here."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, engine: Engine, role: Role, clock: Clock, metrics: Metrics) -> None:
+    def __init__(
+        self, bus: Bus, subjects: Subjects, engine: Engine, role: Role, clock: Clock, metrics: Metrics, host: str = ""
+    ) -> None:
         self.bus = bus
         self.subjects = subjects
         self.engine = engine
@@ -55,7 +57,7 @@ class Worker:
         self.outbox = Outbox(bus, subjects.control(bus.process), self.ring, clock)
         self.edges = EdgeWatch(bus, clock)
         self.stalls = StallWatch(clock)
-        self.beats = Beats(bus, subjects, engine, role, clock, self._decoding, self._queued_tokens, self.stalls)
+        self.beats = Beats(bus, subjects, engine, role, clock, self._decoding, self._queued_tokens, self.stalls, host)
         self.on_prefilled: RunHook | None = None
         self.on_end: list[RunHook] = []
         self.on_unknown_cancel: list[Callable[[int], None]] = []

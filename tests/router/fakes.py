@@ -137,7 +137,8 @@ class FakeWorker:
     def credits(self) -> Credits:
         free = self.slots - len(self.reserved)
         blocks = self.blocks - sum(self.reserved.values())
-        return Credits(version=next(self.versions), prefill_tokens=512, decode_slots=free, kv_blocks=blocks)
+        tokens = 0 if self.role is Role.DECODE else 512  # a decode worker that has no step left for a tail
+        return Credits(version=next(self.versions), prefill_tokens=tokens, decode_slots=free, kv_blocks=blocks)
 
     def full(self) -> None:
         """No room for anything, and everybody hears of it."""

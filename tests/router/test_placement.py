@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 import msgspec
@@ -11,17 +13,11 @@ from hypothesis import strategies as st
 from schemas.errors import ContextLengthExceeded, ModelChanged, ModelLoading
 from schemas.job import Choice
 from schemas.state import Role
-from services.router.placement import (
-    Impossible,
-    Local,
-    NoCredit,
-    Pair,
-    Request,
-    Worker,
-    has_decode_credit,
-    has_prefill_credit,
-    place,
-)
+from services.router.placement import Decision, Impossible, Local, NoCredit, Pair, Why
+from services.router.placement import place as place_in
+from services.router.placement_request import Request
+from services.router.placement_survey import has_decode_credit, has_prefill_credit
+from services.router.placement_workers import Worker, pools
 from tests.router.fakes import a_job
 
 
@@ -32,11 +28,17 @@ def worker(process: str, role: Role, **changes: object) -> Worker:
         "context_length": 1024,
         "block_tokens": 16,
         "kv_total": 100,
-        "prefill_tokens": 512,
+        "prefill_tokens": 0 if role is Role.DECODE else 512,
         "decode_slots": 4,
         "kv_blocks": 100,
     }
     return Worker(process=process, role=role, **(values | changes))  # type: ignore[arg-type]
+
+
+def place(
+    workers: Sequence[Worker], request: Request, random: Random, without: frozenset[str] = frozenset(), now: float = 0.0
+) -> Decision:
+    return place_in(pools(workers), request, now, random, without)
 
 
 P = worker("p1", Role.PREFILL)
@@ -225,7 +227,7 @@ def test_credit_is_kept_and_enough(workers: list[Worker], tokens: int, seed: int
             assert _may_prefill(p, tokens)
             assert _may_decode(d, tokens)
             assert p.kv_compat == d.kv_compat
-            assert blocks == d.blocks(tokens) + 1
+            assert blocks == Request(tokens).room(d.block_tokens)
         case Local(decode, _):
             assert _may_prefill(by_name[decode], tokens)
             assert _may_decode(by_name[decode], tokens)
@@ -236,17 +238,18 @@ def test_credit_is_kept_and_enough(workers: list[Worker], tokens: int, seed: int
                 for d in workers
                 if (p.role is Role.PREFILL and d.role is Role.DECODE and p.kv_compat == d.kv_compat)
                 or (p is d and p.role is Role.BOTH)
+                or (p is d and p.role is Role.DECODE and tokens <= d.prefill_tokens)
             )
 
 
 def _may_prefill(w: Worker, tokens: int) -> bool:
-    fits = tokens < w.context_length and w.blocks(tokens) <= w.kv_total
+    fits = tokens < w.context_length and Request(tokens).blocks(w.block_tokens) <= w.kv_total
     return not w.draining and fits and has_prefill_credit(w, tokens)
 
 
 def _may_decode(w: Worker, tokens: int) -> bool:
-    fits = tokens < w.context_length and w.blocks(tokens) + 1 <= w.kv_total
-    return not w.draining and fits and has_decode_credit(w, Request(tokens))
+    fits = tokens < w.context_length and Request(tokens).room(w.block_tokens) <= w.kv_total
+    return not w.draining and fits and has_decode_credit(w, Request(tokens).room(w.block_tokens))
 
 
 def test_suspects_go_to_one_worker_whatever_its_load() -> None:
@@ -258,3 +261,92 @@ def test_suspects_go_to_one_worker_whatever_its_load() -> None:
     assert place(pool, suspect, Random(1), frozenset({"d1"})) == NoCredit("no_credit"), "not to the next best"
     both = [worker(f"b{n}", Role.BOTH) for n in (2, 1)]
     assert place(both, suspect, Random(1)) == Local("b1", 3)
+
+
+def test_the_tail_of_a_cached_prompt_is_prefilled_by_decode_when_that_is_faster() -> None:
+    busy = worker("p1", Role.PREFILL, free_at=2.0, token_s=0.001)
+    idle = worker("p1", Role.PREFILL, token_s=0.001)
+    holder = worker("d1", Role.DECODE, prefill_tokens=64, token_s=0.001, step_s=0.02)
+    cached = Request(tokens=200, hits={"d1": 10})
+    assert place([busy, holder], cached, Random(1)) == Local("d1", 14)
+    assert place([busy, holder], Request(tokens=200), Random(1)) == Pair("p1", "d1", 14), "that is no small tail"
+    assert place([idle, holder], Request(tokens=40), Random(1)) == Pair("p1", "d1", 4), "prefill is as fast"
+    full = worker("d1", Role.DECODE, prefill_tokens=39, token_s=0.001, step_s=0.02)
+    assert place([busy, full], cached, Random(1)) == Pair("p1", "d1", 14), "one step would not do"
+
+
+def test_a_crowded_decode_does_not_make_its_batch_wait_for_a_small_gain() -> None:
+    busy = worker("p1", Role.PREFILL, free_at=0.1, token_s=0.001)
+    crowd = worker("d1", Role.DECODE, prefill_tokens=64, token_s=0.001, running=100)
+    assert place([busy, crowd], Request(tokens=200, hits={"d1": 10}), Random(1)) == Pair("p1", "d1", 14)
+
+
+def test_a_cached_prefix_attracts_and_spills() -> None:
+    def decide(queue_s: float) -> object:
+        hot = worker("p1", Role.PREFILL, free_at=queue_s, token_s=0.001)
+        cold = worker("p2", Role.PREFILL, token_s=0.001)
+        return place([hot, cold, D], Request(tokens=330, hits={"p1": 20}), Random(1))
+
+    assert decide(0.0) == Pair("p1", "d1", 22)
+    assert decide(0.3) == Pair("p1", "d1", 22), "waiting costs less than computing 320 tokens again"
+    assert decide(0.35) == Pair("p2", "d1", 22)
+
+
+def test_a_hit_leaves_the_last_token_to_compute() -> None:
+    decision = place([P, D], Request(tokens=32, hits={"p1": 2}), Random(1))
+    assert isinstance(decision, Pair)
+    assert decision.uncached == 16
+
+
+def test_uncached_tokens_are_what_needs_credit() -> None:
+    queued = worker("p1", Role.PREFILL, queued=1, prefill_tokens=16)
+    assert place([queued, D], Request(tokens=160, hits={"p1": 9}), Random(1)) == Pair("p1", "d1", 11)
+    assert place([queued, D], Request(tokens=160, hits={"p1": 8}), Random(1)) == NoCredit("no_credit")
+
+
+def test_a_patient_job_waits_for_a_worker_that_is_soon_much_better() -> None:
+    hot = worker("p1", Role.PREFILL, queued=1, prefill_tokens=0, free_at=0.2, token_s=0.001)
+    cold = worker("p2", Role.PREFILL, token_s=0.001)
+    request = Request(tokens=800, hits={"p1": 49}, patience=1.0)
+    assert place([hot, cold, D], request, Random(1)) == NoCredit("better_soon")
+    assert place([hot, cold, D], replace(request, patience=0.1), Random(1)) == Pair("p2", "d1", 51)
+    assert place([replace(hot, free_at=0.7), cold, D], request, Random(1)) == Pair("p2", "d1", 51), "hardly better"
+
+
+def test_one_host_is_preferred_when_close() -> None:
+    prefill = worker("p1", Role.PREFILL, host="a")
+    there = worker("d1", Role.DECODE, kv_blocks=60, host="b")
+    here = worker("d2", Role.DECODE, kv_blocks=55, host="a")
+    assert place([prefill, there, here], Request(32), Random(1)) == Pair("p1", "d2", 3)
+    assert place([prefill, there, replace(here, kv_blocks=40)], Request(32), Random(1)) == Pair("p1", "d1", 3)
+
+
+def test_a_decode_that_has_the_prefix_counts_as_emptier() -> None:
+    one, other = worker("d1", Role.DECODE, kv_blocks=50), worker("d2", Role.DECODE, kv_blocks=47)
+    assert place([P, one, other], Request(160, hits={"d2": 9}), Random(1)) == Pair("p1", "d2", 11)
+
+
+def test_a_slow_worker_gets_less() -> None:
+    slow, fast = worker("p1", Role.PREFILL, token_s=0.01), worker("p2", Role.PREFILL, token_s=0.001, free_at=0.2)
+    assert place([slow, fast, D], Request(32), Random(1)) == Pair("p2", "d1", 3)
+
+
+def test_a_decision_says_why() -> None:
+    ready, refused = (
+        worker("p1", Role.PREFILL, token_s=0.001, free_at=0.1),
+        worker("p2", Role.PREFILL, queued=1, prefill_tokens=0),
+    )
+    decision = place([ready, refused, D], Request(48, hits={"p1": 1}), Random(1))
+    assert isinstance(decision, Pair)
+    assert decision.why == Why(ttft_s=pytest.approx(0.132), uncached=32, load=0.25, ready=2, refused=1)
+
+
+@given(workers_strategy, st.integers(1, 150), st.integers(0, 2**32), st.floats(0.001, 10.0))
+def test_patience_only_delays(workers: list[Worker], tokens: int, seed: int, patience: float) -> None:
+    """What a job with patience is refused, it gets without; and what it is given, it would have got."""
+    patient = place(workers, Request(tokens, patience=patience), Random(seed))
+    if patient == NoCredit("better_soon"):
+        assert isinstance(place(workers, Request(tokens), Random(seed)), Pair | Local)
+    else:
+        at_once = place(workers, Request(tokens), Random(seed))
+        assert type(patient) is type(at_once)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from schemas.state import Cause, Credits, Role, WorkerState
+from schemas.state import Cause, Credits, Rates, Role, WorkerState
 from services.clock import ManualClock
-from services.router.placement import Worker
+from services.router.placement_workers import Worker
 from services.router.view import FORGET_S, SILENT_S, View
 from tests.router.fakes import MODEL, a_process, a_state
 
@@ -190,3 +190,27 @@ def test_old_memories_go(view: View, clock: ManualClock) -> None:
     view.forget_old()
     assert not view._entries
     assert not view._gone
+
+
+def test_when_a_worker_is_free_is_predicted_from_its_backlog_and_what_was_placed(view: View, clock: ManualClock) -> None:
+    rates = Rates(prefill_tokens_s=1000.0)
+    view.observe(state(1, backlog=500, rates=rates))
+    now = clock.monotonic()
+    assert only(view).free_at == now + 0.5
+    clock.advance(2.0)
+    charge = view.charge(D1, prefill_tokens=100)
+    assert only(view).free_at == now + 2.1, "it begins when it is placed, the backlog being done"
+    view.settle(charge, Credits(version=2))
+    view.observe(state(3, backlog=80, rates=rates))
+    assert only(view).free_at == now + 2.08
+
+
+def test_pools_are_by_kv_compat(view: View) -> None:
+    view.observe(state(1, process=a_process("d1"), kv_compat="a"))
+    view.observe(state(1, process=a_process("d2"), kv_compat="b"))
+    view.observe(state(1, process=a_process("d3"), kv_compat="b"))
+    assert sorted((pool.kv_compat, len(pool.decode)) for pool in view.pools(MODEL)) == [("a", 1), ("b", 2)]
+    for worker in view.workers(MODEL):
+        view.died(worker.process, Cause.KILLED)
+    assert not view.pools(MODEL)
+    assert view.models() == set()

@@ -125,13 +125,15 @@ def every() -> list[Message]:
         block_tokens=16,
         queued=1,
         running=2,
+        backlog=700,
         kv_used=3,
         kv_total=4,
         steps=5,
         step_p99_s=0.06,
-        rates=Rates(prefill_tokens_s=300.0, decode_step_s=0.03),
+        rates=Rates(prefill_tokens_s=300.0, decode_step_s=0.03, fetch_tokens_s=9e4),
         draining=True,
         stalled=True,
+        host="h",
     )
     card = ModelCard(model="m", capabilities=Capabilities(n=True), context_length=8192, kv_tokens=65536, weights=("w",))
     return [

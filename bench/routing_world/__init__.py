@@ -1,0 +1,1 @@
+"""A simulated cluster in which placement policies are compared: workers, traces, rival rules, measures."""

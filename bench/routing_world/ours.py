@@ -1,0 +1,169 @@
+"""Headrace's own rule: the router's code, `services.router`, before the simulated workers.
+
+Placement (`placement`), the prefix index, and the turn of lanes (`lanes`) are the real ones. Workers queue one step's work at
+most; what nobody has credit for waits, and a job that can no longer have its first token in time is refused.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from random import Random
+
+from bench.routing_world.cluster import Cluster
+from bench.routing_world.decode import DecodeWorker
+from bench.routing_world.job import SimJob
+from bench.routing_world.prefill import PrefillWorker
+from schemas.job import LANES
+from schemas.state import Role
+from services.router.lanes import Tiers, charge, next_turn, note
+from services.router.placement import Local, NoCredit, Pair, place
+from services.router.placement_request import PATIENCE_S, Request
+from services.router.placement_workers import Pool, Worker
+
+TIER = "paid"
+
+
+class Ours:
+    def __init__(self, seed: int, *, refuse: bool = True, patience: float = PATIENCE_S) -> None:
+        self._random = Random(seed)
+        self._refuse = refuse
+        self._patience = patience
+        self._lanes: dict[int, deque[SimJob]] = {lane: deque() for lane in range(LANES)}
+        self._tiers: Tiers = {}
+        self._held: dict[str, set[bytes]] = {}
+        self.cluster: Cluster
+
+    def begin(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        world = cluster.world
+        self._pool = Pool("kv", "w", cluster.block, 1 / world.prefill_rate)
+        self._prefill = {worker.process: n for n, worker in enumerate(cluster.prefill)}
+        self._decode = {worker.process: n for n, worker in enumerate(cluster.decode)}
+        self._queued: dict[str, deque[int]] = {process: deque() for process in self._prefill}
+        self._promised: dict[int, tuple[int, int]] = {}
+        for prefill in cluster.prefill:
+            self._see_prefill(prefill)
+        for decode in cluster.decode:
+            self._see_decode(decode)
+
+    def changed(self, process: str, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        held = self._held.setdefault(process, set())
+        held.update(stored)
+        held.difference_update(removed)
+
+    def arrive(self, job: SimJob) -> None:
+        if any(self._lanes.values()) or not self._try(job):
+            self._lanes[job.row.tenant % LANES].append(job)
+            self.freed()
+
+    def freed(self) -> None:
+        for prefill in self.cluster.prefill:
+            self._see_prefill(prefill)
+        for decode in self.cluster.decode:
+            self._see_decode(decode)
+        passed: set[int] = set()
+        now = self.cluster.now
+        while True:
+            waiting = {lane: len(jobs) for lane, jobs in self._lanes.items() if jobs}
+            if not waiting or not self._credit():
+                return
+            self._tiers = note(self._tiers, {TIER: waiting}, now)
+            turn = next_turn(self._tiers, {TIER: {lane: n for lane, n in waiting.items() if lane not in passed}}, now)
+            if turn is None:
+                return
+            job = self._lanes[turn.lane][0]
+            if self._try(job):
+                self._lanes[turn.lane].popleft()
+                self._tiers = charge(turn.tiers, TIER, turn.lane, job.uncached or job.prompt)
+            else:
+                passed.add(turn.lane)
+
+    def _credit(self) -> bool:
+        return isinstance(place((self._pool,), Request(tokens=1), self.cluster.now, self._random), Pair | Local)
+
+    def _try(self, job: SimJob) -> bool:
+        """Placed, or refused."""
+        now = self.cluster.now
+        waited = now - job.arrived
+        request = Request(tokens=job.prompt, hits=self._hits(job), patience=self._patience - waited)
+        decision = place((self._pool,), request, now, self._random)
+        if isinstance(decision, NoCredit):
+            return False
+        assert isinstance(decision, Pair | Local), decision
+        assert decision.why is not None
+        if self._refuse and waited + decision.why.ttft_s > self.cluster.limits.first_token(decision.uncached):
+            job.refused = True
+            return True
+        if isinstance(decision, Pair):
+            prefill, decode = self._prefill[decision.prefill], self._decode[decision.decode]
+            self._queued[decision.prefill].append(decision.uncached)
+            self.cluster.place(job, prefill, decode)
+            self._see_prefill(self.cluster.prefill[prefill])
+        else:
+            decode = self._decode[decision.decode]
+            self.cluster.place_alone(job, decode)
+        self._see_decode(self.cluster.decode[decode])
+        return True
+
+    def _hits(self, job: SimJob) -> dict[str, int]:
+        hits = {}
+        for process, held in self._held.items():
+            count = 0
+            for name in job.blocks:
+                if name not in held:
+                    break
+                count += 1
+            if count:
+                hits[process] = count
+        return hits
+
+    def _see_prefill(self, worker: PrefillWorker) -> None:
+        world = self.cluster.world
+        queued = self._queued[worker.process]
+        while len(queued) > len(worker.queue):
+            queued.popleft()
+        tokens = sum(queued)
+        free_at = (worker.busy_until if worker.busy else self.cluster.now) + tokens / worker.rate
+        self._pool.put(
+            Worker(
+                worker.process,
+                Role.PREFILL,
+                "kv",
+                "w",
+                10**9,
+                self.cluster.block,
+                10**9,
+                queued=len(queued),
+                running=int(worker.busy is not None),
+                prefill_tokens=max(0, int(world.queue_step * worker.rate) - tokens),
+                free_at=free_at,
+                token_s=1 / worker.rate,
+            )
+        )
+
+    def _see_decode(self, worker: DecodeWorker) -> None:
+        world, cluster = self.cluster.world, self.cluster
+        number = self._decode[worker.process]
+        pace = world.step + world.step_per_sequence * worker.running
+        tail = sum(int(left) for left, _ in worker.tails)
+        budget = int((world.step_target - pace) * world.prefill_rate)
+        self._pool.put(
+            Worker(
+                worker.process,
+                Role.DECODE,
+                "kv",
+                "w",
+                10**9,
+                cluster.block,
+                world.decode_kv // cluster.block,
+                queued=len(worker.tails),
+                running=worker.running,
+                prefill_tokens=max(0, budget - tail),
+                decode_slots=world.batch - cluster.assigned[number],
+                kv_blocks=(worker.free - cluster.coming_tokens[number]) // cluster.block,
+                free_at=cluster.now + tail / world.prefill_rate,
+                token_s=1 / world.prefill_rate,
+                step_s=pace,
+            )
+        )

@@ -23,8 +23,8 @@ class Policy(Protocol):
 
     def arrive(self, job: SimJob) -> None: ...
 
-    def freed(self) -> None:
-        """A worker finished something."""
+    def freed(self, job: SimJob) -> None:
+        """A worker of `job` finished with it."""
         ...
 
 
@@ -57,7 +57,7 @@ class Cluster:
 
     def place(self, job: SimJob, prefill: int, decode: int) -> None:
         """Compute the prompt on one worker, decode on another."""
-        job.decode = decode
+        job.prefill, job.decode = prefill, decode
         self.assigned[decode] += 1
         self.coming_tokens[decode] += job.prompt
         self.prefill[prefill].submit(job, self.now)
@@ -71,7 +71,7 @@ class Cluster:
 
     def _prefilled(self, job: SimJob) -> None:
         self.decode[job.decode].join(job, self.now)
-        self.policy.freed()
+        self.policy.freed(job)
 
     def _first(self, job: SimJob, now: float) -> None:
         job.ttft = now - job.arrived
@@ -80,7 +80,7 @@ class Cluster:
     def _done(self, job: SimJob, now: float) -> None:
         job.finished = now
         self.assigned[job.decode] -= 1
-        self.policy.freed()
+        self.policy.freed(job)
 
     def _prefill(self, process: str) -> PrefillWorker:
         world = self.world

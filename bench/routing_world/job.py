@@ -14,6 +14,7 @@ class SimJob:
     row: Row
     arrived: float
     number: int
+    prefill: int = -1
     decode: int = -1
     uncached: int = 0
     ttft: float = -1.0

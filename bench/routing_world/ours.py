@@ -20,6 +20,7 @@ from services.router.lanes import Tiers, charge, next_turn, note
 from services.router.placement import Local, NoCredit, Pair, place
 from services.router.placement_request import PATIENCE_S, Request
 from services.router.placement_workers import Pool, Worker
+from services.router.prefix_index import PrefixIndex
 
 TIER = "paid"
 
@@ -31,7 +32,7 @@ class Ours:
         self._patience = patience
         self._lanes: dict[int, deque[SimJob]] = {lane: deque() for lane in range(LANES)}
         self._tiers: Tiers = {}
-        self._held: dict[str, set[bytes]] = {}
+        self._index = PrefixIndex()
         self.cluster: Cluster
 
     def begin(self, cluster: Cluster) -> None:
@@ -48,25 +49,27 @@ class Ours:
             self._see_decode(decode)
 
     def changed(self, process: str, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
-        held = self._held.setdefault(process, set())
-        held.update(stored)
-        held.difference_update(removed)
+        self._index.stored(process, stored)
+        self._index.removed(process, removed)
 
     def arrive(self, job: SimJob) -> None:
         if any(self._lanes.values()) or not self._try(job):
             self._lanes[job.row.tenant % LANES].append(job)
-            self.freed()
+            self._round()
 
-    def freed(self) -> None:
-        for prefill in self.cluster.prefill:
-            self._see_prefill(prefill)
-        for decode in self.cluster.decode:
-            self._see_decode(decode)
+    def freed(self, job: SimJob) -> None:
+        if job.prefill >= 0:
+            self._see_prefill(self.cluster.prefill[job.prefill])
+        self._see_decode(self.cluster.decode[job.decode])
+        self._round()
+
+    def _round(self) -> None:
+        """What the router's queue path does: one job after another while credit is in view."""
         passed: set[int] = set()
         now = self.cluster.now
         while True:
             waiting = {lane: len(jobs) for lane, jobs in self._lanes.items() if jobs}
-            if not waiting or not self._credit():
+            if len(passed) == len(waiting) or not self._credit():
                 return
             self._tiers = note(self._tiers, {TIER: waiting}, now)
             turn = next_turn(self._tiers, {TIER: {lane: n for lane, n in waiting.items() if lane not in passed}}, now)
@@ -86,7 +89,7 @@ class Ours:
         """Placed, or refused."""
         now = self.cluster.now
         waited = now - job.arrived
-        request = Request(tokens=job.prompt, hits=self._hits(job), patience=self._patience - waited)
+        request = Request(tokens=job.prompt, hits=self._index.hits(job.blocks), patience=self._patience - waited)
         decision = place((self._pool,), request, now, self._random)
         if isinstance(decision, NoCredit):
             return False
@@ -99,24 +102,15 @@ class Ours:
             prefill, decode = self._prefill[decision.prefill], self._decode[decision.decode]
             self._queued[decision.prefill].append(decision.uncached)
             self.cluster.place(job, prefill, decode)
+            self._index.expect(decision.prefill, job.blocks, now)
             self._see_prefill(self.cluster.prefill[prefill])
         else:
             decode = self._decode[decision.decode]
             self.cluster.place_alone(job, decode)
+        self._index.expect(decision.decode, job.blocks, now)
+        self._index.clear_some()
         self._see_decode(self.cluster.decode[decode])
         return True
-
-    def _hits(self, job: SimJob) -> dict[str, int]:
-        hits = {}
-        for process, held in self._held.items():
-            count = 0
-            for name in job.blocks:
-                if name not in held:
-                    break
-                count += 1
-            if count:
-                hits[process] = count
-        return hits
 
     def _see_prefill(self, worker: PrefillWorker) -> None:
         world = self.cluster.world

@@ -29,7 +29,7 @@ class _AtOnce:
     def arrive(self, job: SimJob) -> None:
         self.cluster.place(job, self.choose_prefill(job), self.choose_decode(job))
 
-    def freed(self) -> None:
+    def freed(self, job: SimJob) -> None:
         """Nothing waits here."""
 
     def choose_prefill(self, job: SimJob) -> int:

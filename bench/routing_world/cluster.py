@@ -16,8 +16,10 @@ from bench.routing_world.trace import TRACE_BLOCK, Row
 class Policy(Protocol):
     """Gets every job once, and gives it to workers of the cluster it was made for, now or later; or refuses it."""
 
-    changed: Changed | None
-    """Wants to hear what workers cache."""
+    @property
+    def changed(self) -> Changed | None:
+        """Wants to hear what workers cache."""
+        ...
 
     def begin(self, cluster: Cluster) -> None: ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.routing_world.cluster import Cluster, Policy
 from bench.routing_world.measure import Result, measure
@@ -94,8 +94,6 @@ def verdict(results: Sequence[Result]) -> Verdict:
 
 def sweep(world: World) -> Iterator[tuple[str, World]]:
     """`world` with each rate and each capacity halved and doubled."""
-    from dataclasses import replace
-
     for factor in (0.5, 2.0):
         yield f"prefill rate x{factor:g}", replace(world, prefill_rate=world.prefill_rate * factor)
         yield (

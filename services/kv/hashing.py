@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from schemas.job import pack_ids
 
@@ -55,12 +55,20 @@ def block_hashes(ids: Sequence[int], block_tokens: int, root: bytes, known: Sequ
     Raises OverflowError for an id outside u32.
     """
     hashes = list(known)
-    parent = hashes[-1] if hashes else root
-    for start in range(len(hashes) * block_tokens, len(ids) - block_tokens + 1, block_tokens):
-        tokens = pack_ids(ids[start : start + block_tokens])
-        parent = hashlib.blake2b(parent + tokens, digest_size=HASH_BYTES, key=root, person=b"hr-kv-block").digest()
-        hashes.append(parent)
+    rest = pack_ids(ids[len(hashes) * block_tokens :])
+    hashes += chain(rest, block_tokens, root, hashes[-1] if hashes else root)
     return hashes
+
+
+def chain(packed: bytes, block_tokens: int, root: bytes, parent: bytes | None = None) -> Iterator[bytes]:
+    """The same of ids that are u32 little-endian bytes already, after `parent`; each is computed when it is asked for."""
+    keyed = hashlib.blake2b(digest_size=HASH_BYTES, key=root, person=b"hr-kv-block")
+    size, last = 4 * block_tokens, root if parent is None else parent
+    for start in range(0, len(packed) - size + 1, size):
+        block = keyed.copy()
+        block.update(last + packed[start : start + size])
+        last = block.digest()
+        yield last
 
 
 def cap_hit(prompt_tokens: int, block_tokens: int) -> int:

@@ -8,6 +8,7 @@ this router gave up. A submit whose answer was lost may run all the same: the ed
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -45,6 +46,9 @@ from services.bus.typed import ask, send
 from services.router.cancelled import CancelledJobs
 from services.router.placement import Impossible, Local, NoCredit, Pair, place
 from services.router.placement_request import Request
+from services.router.placement_workers import Pool
+from services.router.prefix_index import PrefixIndex
+from services.router.prompt import Prompt
 from services.router.view import Charge, View
 
 ASK_S = 0.1
@@ -65,6 +69,7 @@ class Dispatcher:
     bus: Bus
     subjects: Subjects
     view: View
+    index: PrefixIndex
     cancelled: CancelledJobs
     random: Random
 
@@ -73,12 +78,14 @@ class Dispatcher:
 
         `patience`: seconds that the job may wait in the queue for a worker that is better than those with credit.
         """
-        by = asyncio.get_running_loop().time() + within
-        request, without = Request.of(job, patience=patience), frozenset[str]()
+        by, prompt = asyncio.get_running_loop().time() + within, Prompt(job)
+        without = frozenset[str]()
         while _left(by) > 0:
             if job in self.cancelled:
                 return Refused(code=Unavailable.code or "", reason="cancelled")
-            decision = place(self.view.pools(job.model), request, self.view.now(), self.random, without)
+            pools = self.view.pools(job.model)
+            request = Request.of(job, prompt.hits(self.index, pools), patience)
+            decision = place(pools, request, self.view.now(), self.random, without)
             match decision:
                 case NoCredit(reason=reason):
                     return Queue(router=self.bus.process, reason=reason)
@@ -86,6 +93,7 @@ class Dispatcher:
                     return Queue(router=self.bus.process, reason="no_worker")
                 case Impossible(error=error):
                     return refusal(error)
+            self._expect(prompt, pools, decision)
             try:
                 outcome = await self._try(job, decision, by)
             except MessageTooLarge as error:
@@ -94,6 +102,14 @@ class Dispatcher:
                 return outcome
             without |= {outcome.worker}
         return Queue(router=self.bus.process, reason="no_answer")
+
+    def _expect(self, prompt: Prompt, pools: Collection[Pool], decision: Pair | Local) -> None:
+        """What was just placed counts as cached at once: its siblings come in a burst."""
+        pool = next(pool for pool in pools if decision.decode in pool)
+        blocks = tuple(prompt.chain(pool.kv_compat, pool.block_tokens))
+        if isinstance(decision, Pair):
+            self.index.expect(decision.prefill, blocks, self.view.now())
+        self.index.expect(decision.decode, blocks, self.view.now())
 
     async def _try(self, job: Job, decision: Pair | Local, by: float) -> Accepted | _NotTaken:
         # A run of its own for each try: the one whose answer was lost may be running.
@@ -112,7 +128,7 @@ class Dispatcher:
         try:
             if job not in self.cancelled:
                 charge = self.view.charge(pair.prefill, prefill_tokens=pair.uncached)
-                placement = Placement(run=run, job=job, decode=pair.decode)
+                placement = Placement(run=run, job=job, decode=pair.decode, fetch=pair.fetch)
                 taken = await self._submit(self.subjects.prefill_submit(pair.prefill), placement, charge, by)
         finally:
             if not taken:

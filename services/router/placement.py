@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from random import Random
 
 from schemas.errors import ContextLengthExceeded, HeadraceError, ModelChanged, ModelLoading
+from schemas.placement import CachedBlocks
 from schemas.state import Role
 from services.router.placement_request import Request
-from services.router.placement_survey import NEVER, Candidates, Survey, survey
+from services.router.placement_survey import NEVER, Candidates, Survey, gain, survey
 from services.router.placement_workers import Pool, Worker
 
 RETRY_LOADING_S = 5.0
@@ -49,11 +50,15 @@ class Why:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Prefill on one worker, decode on another. `blocks` to reserve on decode; `uncached` tokens to compute."""
+    """Prefill on one worker, decode on another. `blocks` to reserve on decode; `uncached` tokens to compute.
+
+    `fetch`: what prefill fetches from a decode worker's cache because that is faster than computing it.
+    """
 
     prefill: str
     decode: str
     blocks: int
+    fetch: CachedBlocks | None = None
     uncached: int = field(default=0, compare=False)
     why: Why | None = field(default=None, compare=False)
 
@@ -119,9 +124,10 @@ def _ways(found: Survey, request: Request, random: Random) -> list[_Way]:
     if found.prefill and found.decode:
         cost, first = _draw(found.prefill, TIE_S, TIE, random)
         load, then = _draw(_near(first, found.decode), TIE_LOAD, 0.0, random)
-        uncached = request.uncached(first.process, found.pool.block_tokens)
+        fetch = CachedBlocks(process=found.lender, blocks=found.lent) if gain(found, request, first) > 0 else None
+        uncached = request.uncached(found.lender if fetch else first.process, found.pool.block_tokens)
         why = Why(cost, uncached, load, len(found.prefill) + len(found.decode), found.refused)
-        ways.append((cost, Pair(first.process, then.process, found.room, uncached, why)))
+        ways.append((cost, Pair(first.process, then.process, found.room, fetch, uncached, why)))
     alone = found.alone or found.tail
     if alone:
         cost, one = _draw(alone, TIE_S, TIE, random)

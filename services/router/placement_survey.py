@@ -16,6 +16,8 @@ from schemas.state import Role
 from services.router.placement_request import Request
 from services.router.placement_workers import Pool, Worker
 
+FETCH_S = 0.02
+"""What a fetch of cached blocks costs beyond its tokens: an offer, a connection."""
 RUN_S = 0.002
 """What a queued run costs beyond its tokens: a step of its own."""
 STALL_SHARE = 0.1
@@ -31,6 +33,7 @@ class Survey:
 
     `pairs`, `alone`: some worker that is not draining may run it as a pair, alone; `fits`: one of those is large enough.
     `soon`: the least cost of a prefill that has no credit yet. `refused`: how many had no credit or were passed over.
+    `lender`, `lent`: the decode worker that has most of the prompt, and how many blocks.
     """
 
     pool: Pool
@@ -43,11 +46,15 @@ class Survey:
     fits: bool = False
     soon: float = NEVER
     refused: int = 0
+    lender: str = ""
+    lent: int = 0
 
 
 def survey(pool: Pool, request: Request, now: float, without: Set[str]) -> Survey:
     """What `pool` offers `request` at `now`, without the processes `without`."""
     found = Survey(pool, request.room(pool.block_tokens))
+    if request.hits:
+        _lend(found, request)
     prefill_alive, prefill_fits = _prefill(found, request, now, without)
     decode_alive, decode_fits = _decode(found, request, now, without, tail=prefill_alive)
     both = pool.well(Role.BOTH)
@@ -56,6 +63,16 @@ def survey(pool: Pool, request: Request, now: float, without: Set[str]) -> Surve
     found.usable = alone_alive or (prefill_alive and decode_alive)
     found.fits = alone_fits or (prefill_fits and decode_fits) or bool(found.tail)
     return found
+
+
+def gain(found: Survey, request: Request, worker: Worker) -> float:
+    """Seconds saved when prefill fetches what the lender has and it has not, rather than computing it; 0 when none are."""
+    most = (request.tokens - 1) // found.pool.block_tokens
+    blocks = min(found.lent, most) - min(request.hits.get(worker.process, 0), most)
+    if blocks <= 0 or not worker.fetch_token_s:
+        return 0.0
+    tokens = blocks * found.pool.block_tokens
+    return max(0.0, tokens * ((worker.token_s or found.pool.token_s) - worker.fetch_token_s) - FETCH_S)
 
 
 def has_prefill_credit(worker: Worker, uncached: int) -> bool:
@@ -68,10 +85,16 @@ def has_decode_credit(worker: Worker, room: int) -> bool:
     return worker.decode_slots >= 1 and worker.kv_blocks >= room
 
 
+def _lend(found: Survey, request: Request) -> None:
+    for process, blocks in request.hits.items():
+        if blocks > found.lent and (process in found.pool.decode or process in found.pool.both):
+            found.lender, found.lent = process, blocks
+
+
 def _prefill(found: Survey, request: Request, now: float, without: Set[str]) -> tuple[bool, bool]:
     """Fills `prefill`. Whether one is alive, whether one is large enough."""
     pool, tokens, hits = found.pool, request.tokens, request.hits
-    block, blocks, usual = pool.block_tokens, request.blocks(pool.block_tokens), pool.token_s
+    block, blocks, usual, lent = pool.block_tokens, request.blocks(pool.block_tokens), pool.token_s, found.lent
     alive = fits = False
     for process, worker in pool.well(Role.PREFILL).items():
         if worker.draining:
@@ -83,6 +106,8 @@ def _prefill(found: Survey, request: Request, now: float, without: Set[str]) -> 
         uncached = request.uncached(process, block) if process in hits else tokens
         wait = worker.free_at - now
         cost = (wait if wait > 0 else 0.0) + worker.queued * RUN_S + uncached * (worker.token_s or usual)
+        if lent and worker.fetch_token_s:
+            cost -= gain(found, request, worker)
         if process in without:
             found.refused += 1
         elif worker.queued and worker.prefill_tokens < uncached:

@@ -84,6 +84,9 @@ class Pool:
         for members in (self.prefill, self.decode, self.both):
             members.pop(process, None)
 
+    def __contains__(self, process: str) -> bool:
+        return process in self.decode or process in self.both or process in self.prefill
+
     @property
     def empty(self) -> bool:
         return not (self.prefill or self.decode or self.both)

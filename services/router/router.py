@@ -14,6 +14,7 @@ from typing import TypeVar
 from schemas.control import CancelJob
 from schemas.errors import UnreadableMessage
 from schemas.job import Job
+from schemas.kvevents import KvEvents
 from schemas.state import Cause, Death, EdgeBeat, QueueReport, WorkerState
 from schemas.subjects import Subjects
 from services.bus import advisories
@@ -27,6 +28,8 @@ from services.router.deaths import announce
 from services.router.disconnects import Disconnects
 from services.router.dispatch import Dispatcher
 from services.router.drain_rate import DrainRate
+from services.router.kv_feed import KvFeed
+from services.router.prefix_index import PrefixIndex
 from services.router.pulled import Pulled
 from services.router.queue import QueuePath
 from services.router.report import Reporter
@@ -40,6 +43,7 @@ from services.worker.edges import EdgeWatch
 
 GROUP = "routers"
 UPKEEP_S = 1.0
+CLEAR_S = 0.02
 M = TypeVar("M")
 
 
@@ -59,14 +63,16 @@ class Router:
         self.edges = EdgeWatch(bus, clock)
         self.disconnects = Disconnects(bus, clock, self._on_away)
         self.drained = DrainRate(clock)
+        self.index = PrefixIndex()
+        self._tasks = Tasks()
+        self.feed = KvFeed(bus, subjects, self.index, self._tasks.spawn)
         cancelled = CancelledJobs(clock)
-        dispatcher = Dispatcher(bus, subjects, self.view, cancelled, random)
+        dispatcher = Dispatcher(bus, subjects, self.view, self.index, cancelled, random)
         pulled = Pulled(dispatcher, cancelled, self.edges, self.waiting, self.drained, refusals, within)
         self.queue_path = QueuePath(queue, subjects, self.view, self.waiting, pulled, clock, random, settings.router.queue_poll_s)
         self.submits = Submits(bus, self.view, self.waiting, dispatcher, random, within, self.queue_path.wake)
         self.cancels = Cancels(bus, subjects, queue, cancelled, self.waiting, clock)
         self.reporter = Reporter(bus, subjects, self.view, self.waiting, self.drained, clock, settings.model)
-        self._tasks = Tasks()
         self._group: list[Subscription] = []
         self._reporting: asyncio.Task[None] | None = None
         self._moving = asyncio.Lock()
@@ -76,6 +82,7 @@ class Router:
         """Hear workers, edges, other routers and cancels; count the queue. Raises `Disconnected`."""
         subjects = self._subjects
         await self._hear(subjects.worker_state_any(), WorkerState, self._on_worker)
+        await self._hear(subjects.kv_events_any(), KvEvents, self.feed.on_events)
         await self._hear(subjects.edge_state_any(), EdgeBeat, self._on_edge)
         await self._hear(subjects.dead_any(), Death, self._on_death)
         await self._hear(subjects.queue_any(), QueueReport, self._on_report)
@@ -85,6 +92,7 @@ class Router:
             await self._advised(advisories.connected(self._account), self.disconnects.heard)
         self._tasks.spawn(self.queue_path.poll(), "count the queue")
         self._tasks.spawn(self._upkeep(), "upkeep")
+        self._tasks.spawn(self._clear(), "clear the prefix index")
 
     async def join(self) -> None:
         """Take submits and what waits, and say so. Raises `Disconnected`."""
@@ -142,6 +150,7 @@ class Router:
         self.disconnects.heard(state.process)
         new = state.model not in self.view.models()
         for process in self.view.observe(state):
+            self.feed.forget(process)
             self._tasks.spawn(announce(self._bus, self._subjects, process, Cause.REPLACED), f"death of {process}")
         if new and self._group:
             self.reporter.say(state.model)
@@ -150,6 +159,7 @@ class Router:
     def _on_death(self, death: Death, _: Msg) -> None:
         self.view.died(death.process, death.cause)
         if death.cause is not Cause.DISCONNECTED:
+            self.feed.forget(death.process)
             self.edges.died(death.process)
             self.disconnects.died(death.process)
 
@@ -171,6 +181,14 @@ class Router:
         while True:
             await asyncio.sleep(UPKEEP_S)
             self.view.forget_old()
+            for process in self.feed.processes:
+                if process not in self.view:
+                    self.feed.forget(process)
             self.waiting.forget_old()
             self.edges.sweep()
             self.disconnects.forget_old()
+
+    async def _clear(self) -> None:
+        while True:
+            await asyncio.sleep(CLEAR_S)
+            self.index.clear_some()

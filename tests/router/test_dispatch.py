@@ -14,6 +14,7 @@ from services.bus.typed import Refusals, listen
 from services.clock import SystemClock
 from services.router.cancelled import CancelledJobs
 from services.router.dispatch import Dispatcher
+from services.router.prefix_index import PrefixIndex
 from services.router.view import View
 from tests.router.fakes import MODEL, SUBJECTS, FakeWorker, a_job, a_process, a_worker
 from tests.waiting import until
@@ -30,8 +31,9 @@ class Bench:
         self.broker = MemoryBroker()
         self.bus = MemoryBus(self.broker, a_process("router"))
         self.view = View(SystemClock(), self.bus)
+        self.index = PrefixIndex()
         self.cancelled = CancelledJobs(SystemClock())
-        self.dispatcher = Dispatcher(self.bus, SUBJECTS, self.view, self.cancelled, Random(5))
+        self.dispatcher = Dispatcher(self.bus, SUBJECTS, self.view, self.index, self.cancelled, Random(5))
 
     async def workers(self, *roles: Role, **changes: object) -> list[FakeWorker]:
         await listen(

@@ -99,6 +99,8 @@ class ScriptedSettings(_Section):
 class WorkerSettings(_Section):
     """One worker. `kv_blocks` 0 = from `kv_memory_mb`; that 0 = from the memory that is free.
 
+    `device`: auto = a GPU where there is one. `dtype`: of weights and KV in torch, auto = bfloat16 on a GPU; on a CPU to choose
+    one is to choose pure torch, not the C kernel.
     `threads`: cores that one step uses at most, 0 = all there are. `machine_workers`: how many workers of this machine share its
     memory (and its cores, where the engine has no arbiter); `headrace up` tells them.
     `speculative_tokens`: guess so many tokens ahead of each sequence by prompt lookup, 0 = none.
@@ -106,6 +108,8 @@ class WorkerSettings(_Section):
     """
 
     engine: Literal["torch", "scripted"] = "torch"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     kv_blocks: int = Field(0, ge=0)
     kv_memory_mb: int = Field(0, ge=0)
     machine_workers: int = Field(1, gt=0)

@@ -112,7 +112,10 @@ class Decode:
         try:
             fetched = await self._transfer.fetch(handoff.ticket, missing, into, kv_compat=handoff.kv_compat, timeout=timeout)
             async with fetched:
-                return "" if await fetched.release() else "handoff_expired"
+                if not await fetched.release():
+                    return "handoff_expired"
+            await pool.stage_in(blocks[here : len(handoff.blocks)])
+            return ""
         except TransferError as error:
             return f"handoff_{error.code}"
 

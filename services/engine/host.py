@@ -46,6 +46,11 @@ def available_cores(root: Path = _ROOT) -> tuple[int, ...]:
     return tuple(cores[: max(1, min([len(cores), *(int(quota) for quota in quotas)]))])
 
 
+def has_gpu_driver(root: Path = _ROOT) -> bool:
+    """Whether NVIDIA's driver is here (Linux, or Windows' subsystem for it): only then torch is loaded to look for a GPU."""
+    return any((root / path).exists() for path in ("dev/nvidiactl", "dev/dxg"))
+
+
 def _machine(root: Path) -> int:
     available = _fields(root / "proc/meminfo").get("MemAvailable:")
     if available is not None:

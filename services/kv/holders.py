@@ -37,6 +37,12 @@ class HandoffHolder(Holder):
     __slots__ = ()
 
 
+class StagingHolder(Holder):
+    """A copy between a device's memory and the host's is under way; `run` is only its number. It ends with the copy."""
+
+    __slots__ = ()
+
+
 class LoanHolder(Holder):
     """Decode lends cached blocks to the prefill of a run; under a lease."""
 

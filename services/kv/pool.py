@@ -6,6 +6,8 @@ bytearray). Invariant: the bytes of a block do not change between its checksum a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import xxhash
 
 from services.kv.ledger import BlockLedger, LedgerError, PoolExhausted
@@ -55,6 +57,16 @@ class BlockPool(BlockLedger):
         """The bytes of one block into another. A pool that only accounts has none to copy."""
         if self._memory is not None:
             self.view(target)[:] = self.view(source)
+
+    async def stage_out(self, blocks: Sequence[int]) -> None:
+        """Full blocks that somebody holds are what `view` shows, for readers elsewhere. Nothing to do in memory of the host."""
+
+    async def stage_in(self, blocks: Sequence[int]) -> None:
+        """What `view` shows of these blocks, which came from elsewhere, is what the engine computes on. As above."""
+
+    def has_checksum(self, block: int) -> bool:
+        """It was taken in this generation."""
+        return self._checksums.get(block, (-1, 0))[0] == self.generation(block)
 
     def checksum(self, block: int) -> int:
         """xxh3_64 of the block, taken once a generation: from then on nobody writes it until it is given out anew."""

@@ -8,7 +8,7 @@ token (decode) and longer ones (prefill) alike.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,9 +30,13 @@ class Span:
     def end(self) -> int:
         return self.start + self.count
 
-    def mask(self) -> Tensor:
+    def mask(self, dtype: torch.dtype) -> Tensor:
         """Causal, additive, [count, end]."""
-        return _mask(torch.arange(self.end)[None, :] > torch.arange(self.start, self.end)[:, None])
+        seen = torch.arange(self.end, device=self.blocks.device)
+        return _mask(seen[None, :] > seen[self.start :, None], dtype)
+
+    def to(self, device: torch.device) -> Span:
+        return replace(self, blocks=_move(self.blocks, device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +47,13 @@ class Rows:
     tables: Tensor
     lengths: Tensor
 
-    def mask(self) -> Tensor:
+    def mask(self, dtype: torch.dtype) -> Tensor:
         """Additive, [n, 1, 1, most tokens]."""
-        tokens = self.tables.shape[1] * BLOCK_TOKENS
-        return _mask(torch.arange(tokens)[None, :] >= self.lengths[:, None])[:, None, None, :]
+        tokens = torch.arange(self.tables.shape[1] * BLOCK_TOKENS, device=self.tables.device)
+        return _mask(tokens[None, :] >= self.lengths[:, None], dtype)[:, None, None, :]
+
+    def to(self, device: torch.device) -> Rows:
+        return Rows(*(_move(tensor, device) for tensor in (self.rows, self.tables, self.lengths)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,21 @@ class Batch:
     singles: tuple[Rows, ...]
     sampled: Tensor
     fresh: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same in the memory of `device`; from the computing thread."""
+        if device.type == "cpu":
+            return self
+        return Batch(
+            ids=_move(self.ids, device),
+            positions=_move(self.positions, device),
+            blocks=_move(self.blocks, device),
+            offsets=_move(self.offsets, device),
+            spans=tuple(span.to(device) for span in self.spans),
+            singles=tuple(rows.to(device) for rows in self.singles),
+            sampled=_move(self.sampled, device),
+            fresh=_move(self.fresh, device),
+        )
 
     @property
     def parts(self) -> tuple[Rows | Span, ...]:
@@ -125,6 +147,12 @@ def _blocks_for(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
 
 
-def _mask(hidden: Tensor) -> Tensor:
+def _mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where a row looks, -inf where it must not."""
-    return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+
+
+def _move(tensor: Tensor, device: torch.device) -> Tensor:
+    """Only queued, when it goes to a GPU: out of pinned memory, which torch keeps until it was read."""
+    pinned = tensor.pin_memory() if device.type == "cuda" else tensor
+    return pinned.to(device, non_blocking=True)

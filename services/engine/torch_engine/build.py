@@ -11,6 +11,7 @@ from schemas.state import Capabilities
 from services.clock import Clock
 from services.engine.core import StepEngine
 from services.engine.grammars import kinds, read_grammars
+from services.engine.host import has_gpu_driver
 from services.engine.protocol import EngineInfo
 from services.engine.speculation import build_scheduler
 from services.engine.torch_engine.backend import Backend
@@ -56,12 +57,23 @@ def _backend(
     files: ModelFiles, config: LlamaConfig, settings: WorkerSettings, eos_ids: frozenset[int], kernels: Path | None
 ) -> Backend:
     prefix = prefix_cache(enabled=settings.prefix_cache)
-    kernel = load_kernel(kernels) if kernels is not None else None
+    kernel = load_kernel(kernels) if kernels is not None and not _computes_in_torch(settings) else None
     if kernel is not None:
         return kernel.assemble(files, config, settings, prefix=prefix, eos_ids=eos_ids)
     from services.engine.torch_engine.pure import assemble  # loads torch, which the kernel does without
 
     return assemble(files, config, settings, prefix=prefix, eos_ids=eos_ids)
+
+
+def _computes_in_torch(settings: WorkerSettings) -> bool:
+    """The kernel computes on the CPU and in its own precision. Torch is loaded only where a GPU may be found."""
+    if settings.device == "cuda" or settings.dtype != "auto":
+        return True
+    if settings.device == "cpu" or not has_gpu_driver():
+        return False
+    from services.engine.torch_engine.device import choose
+
+    return choose(settings).device.type == "cuda"
 
 
 def _info(

@@ -1,4 +1,4 @@
-"""The Llama forward pass over a paged KV memory, in float32.
+"""The Llama forward pass over a paged KV memory, on the device and in the precision of that memory.
 
 Owns the arithmetic; must not know sequences, sampling or who holds a block. Invariant: a row of the step depends on its own
 tokens and blocks only. Sources: Llama (arXiv 2302.13971), RMSNorm (arXiv 1910.07467), RoPE (rope.py; pairs are the two halves of
@@ -29,14 +29,22 @@ class Llama:
         self._kv = kv
         # One row for the K or V of one block and layer: gathering rows of a matrix is the copy torch does fastest.
         self._gatherable = kv.view(-1, BLOCK_TOKENS * config.kv_heads * config.head_dim)
-        self._frequencies = torch.from_numpy(config.rope.frequencies(config.head_dim))
+        self._frequencies = torch.from_numpy(config.rope.frequencies(config.head_dim)).to(kv.device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._kv.device
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cancelled: Callable[[], bool]) -> Tensor | None:
-        """Logits [sampled rows, vocab] float32, the batch's KV written; None when `cancelled` said so between two layers."""
+        """Logits [sampled rows, vocab], the batch's KV written; None when `cancelled` said so between two layers.
+
+        On a GPU all of that is only queued when this returns (`device.settle`).
+        """
+        batch = batch.to(self.device)
         self._kv[batch.fresh] = 0.0  # what a former holder left there could be NaN, which no mask hides
         rotation = self._rotation(batch.positions)
-        masks = [part.mask() for part in batch.parts]
+        masks = [part.mask(self._kv.dtype) for part in batch.parts]
         hidden = F.embedding(batch.ids, self._weights.embed)
         for number, layer in enumerate(self._weights.layers):
             if cancelled():
@@ -101,10 +109,10 @@ class Llama:
         return F.rms_norm(hidden, weight.shape, weight, self._config.eps)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [tokens, 1, head_dim / 2]."""
+        """cos and sin [tokens, 1, head_dim / 2]; from float32 angles, in the precision of the heads they turn."""
         angles = positions.float()[:, None, None] * self._frequencies
         amplitude = self._config.rope.amplitude
-        return angles.cos() * amplitude, angles.sin() * amplitude
+        return (angles.cos() * amplitude).to(self._kv.dtype), (angles.sin() * amplitude).to(self._kv.dtype)
 
 
 def _rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

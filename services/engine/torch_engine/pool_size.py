@@ -11,20 +11,23 @@ from services.settings import SettingsError, WorkerSettings
 BLOCK_TOKENS = 16
 _FEWEST_BLOCKS = 64
 _MB = 2**20
-_FRACTION = 0.5
-"""Of what is free, without a setting: the rest is for working memory, the page cache and everybody else."""
-_MOST_AUTOMATIC = 2048 * _MB
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes `available` to all workers of this machine. Weights: `shared` by all in one copy, or each one's `own`."""
+    """Bytes `available` to all workers of this machine. Weights: `shared` by all in one copy, or each one's `own`.
+
+    Without a setting a pool takes `fraction` of what is left, at most `most`: the rest is for working memory, the page cache and
+    everybody else.
+    """
 
     available: int
     shared: int = 0
     own: int = 0
+    fraction: float = 0.5
+    most: int = 2048 * _MB
 
     def share(self, workers: int) -> int:
         """What is left to one of `workers` that start together."""
@@ -65,11 +68,11 @@ def _asked(settings: WorkerSettings, fewest: int, block_bytes: int, room: Room) 
 
 def _automatic(settings: WorkerSettings, fewest: int, block_bytes: int, room: Room) -> int:
     share = room.share(settings.machine_workers)
-    blocks = min(int(share * _FRACTION), _MOST_AUTOMATIC) // block_bytes
+    blocks = min(int(share * room.fraction), room.most) // block_bytes
     if blocks < fewest:
         raise SettingsError(
             f"not enough memory: beside the weights {_mb(share)} are free for each of {settings.machine_workers} workers; "
-            f"half of it must hold {_needs(fewest, block_bytes)} (or set worker.kv_memory_mb)"
+            f"{room.fraction:.0%} of it must hold {_needs(fewest, block_bytes)} (or set worker.kv_memory_mb)"
         )
     return blocks
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from services.engine.host import available_cores, available_memory
+from services.engine.host import available_cores
 from services.engine.torch_engine import memory
 from services.engine.torch_engine.backend import Backend
 from services.engine.torch_engine.config import LlamaConfig
+from services.engine.torch_engine.device import Place, choose
 from services.engine.torch_engine.model import Llama
-from services.engine.torch_engine.pool_size import Room
 from services.engine.torch_engine.runner import TorchRunner
 from services.engine.torch_engine.weights import load_weights, weight_bytes
 from services.kv.prefix import PrefixCache
@@ -16,18 +16,25 @@ from services.settings import WorkerSettings
 
 
 def assemble(
-    files: ModelFiles, config: LlamaConfig, settings: WorkerSettings, *, prefix: PrefixCache | None, eos_ids: frozenset[int]
+    files: ModelFiles,
+    config: LlamaConfig,
+    settings: WorkerSettings,
+    *,
+    prefix: PrefixCache | None,
+    eos_ids: frozenset[int],
+    place: Place | None = None,
 ) -> Backend:
     """Reads all weights. Raises `ModelError`, `SettingsError`."""
-    kv = memory.allocate(config, settings, Room(available_memory(), own=weight_bytes(config)), prefix)
+    place = place or choose(settings)
+    kv = memory.allocate(config, settings, place.room(weight_bytes(config, place.dtype)), prefix, place)
     threads = settings.threads or max(1, len(available_cores()) // settings.machine_workers)
-    model = Llama(config, load_weights(files.safetensors, config), kv.tensor)
+    model = Llama(config, load_weights(files.safetensors, config, place), kv.tensor)
     return Backend(
         runner=TorchRunner(model, threads=threads, eos_ids=eos_ids),
         pool=kv.pool,
         tokens=kv.tokens,
-        kv_dtype="float32",
+        kv_dtype=place.dtype_name,
         layout=memory.LAYOUT,
-        numerics="float32",
+        numerics=place.numerics,
         exact=False,  # a matrix product's order of summation follows its number of rows
     )

@@ -15,6 +15,7 @@ from services.engine.drawing import Draws, draws_of, outcomes
 from services.engine.runner import Outcome
 from services.engine.scheduler import Step
 from services.engine.torch_engine.batch import Batch, build_batch
+from services.engine.torch_engine.device import settle, to_host
 from services.engine.torch_engine.model import Llama
 
 
@@ -42,6 +43,6 @@ class TorchRunner:
     def _compute(self, batch: Batch, draws: Sequence[Draws], cancelled: Callable[[], bool]) -> Sequence[Outcome] | None:
         """In the thread."""
         logits = self._model.forward(batch, cancelled)
-        if logits is None:
-            return None
-        return outcomes(logits.numpy(), draws)
+        rows = None if logits is None else to_host(logits)
+        settle(self._model.device)
+        return None if rows is None else outcomes(rows.numpy(), draws)

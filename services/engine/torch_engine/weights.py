@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from services.engine.torch_engine.config import LlamaConfig
+from services.engine.torch_engine.device import CPU, Place
 from services.models.errors import ModelError
 
 _FLOATS = ("F32", "F16", "BF16")
@@ -55,10 +56,10 @@ class Weights:
     head: Tensor
 
 
-def load_weights(files: Sequence[Path], config: LlamaConfig, dtype: torch.dtype = torch.float32) -> Weights:
-    """All weights as `dtype`. Raises `ModelError` for a missing, an unknown or a mis-shaped tensor."""
+def load_weights(files: Sequence[Path], config: LlamaConfig, place: Place = CPU) -> Weights:
+    """All weights at `place`, in its precision. Raises `ModelError` for a missing, an unknown or a mis-shaped tensor."""
     with ExitStack() as stack:
-        source = _Source(stack, files, dtype)
+        source = _Source(stack, files, place)
         source.refuse_misfits(_shapes(config), config.tied)
         embed = source.take(_EMBED)
         return Weights(
@@ -77,8 +78,8 @@ def weight_bytes(config: LlamaConfig, dtype: torch.dtype = torch.float32) -> int
 class _Source:
     """The tensors of several files under one set of names."""
 
-    def __init__(self, stack: ExitStack, files: Sequence[Path], dtype: torch.dtype) -> None:
-        self._dtype = dtype
+    def __init__(self, stack: ExitStack, files: Sequence[Path], place: Place) -> None:
+        self._place = place
         self._file_of: dict[str, Any] = {}
         for file in files:
             opened = stack.enter_context(_open(file))
@@ -87,7 +88,8 @@ class _Source:
     def take(self, *names: str) -> Tensor:
         """The named tensors, one below the other. Always a copy: a view would fault pages of the file in during a step."""
         parts = [self._file_of[name].get_tensor(name) for name in names]
-        return parts[0].to(self._dtype, copy=True) if len(parts) == 1 else torch.cat([part.to(self._dtype) for part in parts])
+        device, dtype = self._place.device, self._place.dtype
+        return torch.cat([part.to(dtype) for part in parts]).to(device) if parts[1:] else parts[0].to(device, dtype, copy=True)
 
     def refuse_misfits(self, expected: dict[str, tuple[int, ...]], tied: bool) -> None:
         if missing := [name for name in expected if name not in self._file_of]:

@@ -115,6 +115,7 @@ class MemoryTransferClient:
         fetched = MemoryFetched(server.book, offer, self._limits)
         try:
             async with asyncio.timeout(timeout):
+                await server.pool.stage_out([block.slot for block in blocks])
                 for block, view in zip(blocks, into, strict=True):
                     await asyncio.sleep(self._block_s)
                     _copy(server, offer, block.slot, view)

@@ -187,11 +187,13 @@ class SocketTransferServer:
             if not self._book.is_open(offer):
                 raise ConnectionAbortedError("the offer ended while its blocks were on their way")
 
+        slots = [slot for slot, _ in fetch.blocks]
         self._sending[offer] = sock
         try:
+            await self._pool.stage_out(slots)
             await send_frame(sock, FetchAnswer(block_bytes=self._pool.block_bytes))
             send = send_blocks if fetch.carrier is Carrier.STREAM else send_checksums
-            await send(sock, self._pool, [slot for slot, _ in fetch.blocks], check_open)
+            await send(sock, self._pool, slots, check_open)
         finally:
             self._sending.pop(offer, None)
 

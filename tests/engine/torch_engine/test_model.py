@@ -16,6 +16,7 @@ from services.engine.sequence import Sequence
 from services.engine.torch_engine import memory
 from services.engine.torch_engine.batch import build_batch
 from services.engine.torch_engine.config import load_config
+from services.engine.torch_engine.device import CPU, Place
 from services.engine.torch_engine.model import Llama
 from services.engine.torch_engine.pool_size import Room
 from services.engine.torch_engine.weights import load_weights
@@ -28,11 +29,11 @@ BLOCKS = 96
 class Bench:
     """A model over a KV memory full of NaN, whose blocks are given out in a random order."""
 
-    def __init__(self, model: tiny.Tiny) -> None:
+    def __init__(self, model: tiny.Tiny, place: Place = CPU) -> None:
         config = load_config(model.files.config)
-        self.kv = memory.allocate(config, WorkerSettings(kv_blocks=BLOCKS), Room(2**30)).tensor
+        self.kv = memory.allocate(config, WorkerSettings(kv_blocks=BLOCKS), Room(2**30), place=place).tensor
         self.kv.fill_(float("nan"))
-        self.llama = Llama(config, load_weights(model.files.safetensors, config), self.kv)
+        self.llama = Llama(config, load_weights(model.files.safetensors, config, place), self.kv)
         self._free = list(range(BLOCKS))
         Random(5).shuffle(self._free)
 

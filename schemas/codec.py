@@ -2,6 +2,9 @@
 
 Every message is a map with its `schema` version. A reader takes this version and the one before, ignores fields it does not
 know, and refuses everything else whole: a message is never half-read. JSON (`encode_json`) is for what a person may type.
+A writer uses the newest version that all live peers announce (`services.bus.dialect`).
+
+1: the first. 2: a router says in its reports, and an edge in its beats, what versions may be written to it; fields only.
 
 Source: https://github.com/msgpack/msgpack/blob/master/spec.md, through msgspec, which checks types while it decodes.
 """
@@ -16,16 +19,29 @@ import msgspec
 
 from schemas.errors import UnreadableMessage, UnsupportedSchema
 
-SCHEMA = 1
-"""The version this code writes."""
+SCHEMA = 2
+"""The newest version this code writes."""
 OLDEST_SCHEMA = max(1, SCHEMA - 1)
 """The oldest version this code reads."""
+READS = range(OLDEST_SCHEMA, SCHEMA + 1)
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Base of everything that is a whole NATS payload."""
 
     schema: int = msgspec.field(default_factory=lambda: SCHEMA)  # a factory, so that it is never omitted
+
+
+class SchemaRange(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process reads. Version 1 did not always say so: nothing said means 1 alone."""
+
+    oldest: int = 1
+    newest: int = 1
+
+
+def range_of(newest: int) -> SchemaRange:
+    """What a build reads whose newest version is `newest`."""
+    return SchemaRange(oldest=max(1, newest - 1), newest=newest)
 
 
 class _Version(msgspec.Struct):
@@ -48,18 +64,26 @@ def encode(message: msgspec.Struct) -> bytes:
     return _encoder.encode(message)
 
 
-def decode(data: bytes, kind: type[M]) -> M:
+def decode(data: bytes, kind: type[M], reads: range = READS) -> M:
     """`data` as a `kind` (a `Message` class or a union of tagged ones).
 
-    Raises `UnsupportedSchema` for a version outside the range, `UnreadableMessage` for anything else that is wrong.
+    Raises `UnsupportedSchema` for a version outside `reads`, `UnreadableMessage` for anything else that is wrong.
     """
     try:
         schema = _version.decode(data).schema
-        if not OLDEST_SCHEMA <= schema <= SCHEMA:
-            raise UnsupportedSchema(f"schema {schema} is outside {OLDEST_SCHEMA}..{SCHEMA}")
+        if schema not in reads:
+            raise UnsupportedSchema(f"schema {schema} is outside {reads.start}..{reads.stop - 1}")
         return cast("M", _decoder(cast("Hashable", kind)).decode(data))
     except _UNREADABLE as error:
         raise UnreadableMessage(f"not a {_name(kind)}: {error}") from None
+
+
+def version_of(data: bytes) -> int | None:
+    """The schema version of a message that may be unreadable otherwise. None: it has none."""
+    try:
+        return _version.decode(data).schema
+    except _UNREADABLE:
+        return None
 
 
 def encode_json(message: object) -> bytes:

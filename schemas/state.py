@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from schemas.checks import require, require_finite, require_process
-from schemas.codec import OLDEST_SCHEMA, SCHEMA, Message
+from schemas.codec import Message, SchemaRange
 
 
 class Role(StrEnum):
@@ -31,11 +31,6 @@ class Capabilities(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     cancel_during_handoff: bool = True
     must_hand_off: bool = False
     prompt_logprobs: bool = False
-
-
-class SchemaRange(msgspec.Struct, frozen=True, kw_only=True):
-    oldest: int = OLDEST_SCHEMA
-    newest: int = SCHEMA
 
 
 class Credits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -99,11 +94,15 @@ class WorkerState(Message, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class EdgeBeat(Message, frozen=True, omit_defaults=True, kw_only=True):
-    """An edge's sign of life, every 500 ms. `sent` is its wall clock (Unix seconds)."""
+    """An edge's sign of life, every 500 ms. `sent` is its wall clock (Unix seconds).
+
+    `writes`: the schema version it writes, which everybody it hears can read. Workers hear nobody else.
+    """
 
     process: str
     sent: float
     schemas: SchemaRange = SchemaRange()
+    writes: int = 1
     left: bool = False
 
     def __post_init__(self) -> None:
@@ -128,13 +127,14 @@ class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class QueueReport(Message, frozen=True, omit_defaults=True, kw_only=True):
     """A router's word on one model, every 100 ms, also when nothing waits. `waiting`: jobs by tier; `drain_rate`: jobs/s.
 
-    `card` comes once a second.
+    `card` comes once a second. `schemas`: what the router itself reads.
     """
 
     router: str
     model: str
     waiting: dict[str, int] = {}
     drain_rate: float = 0.0
+    schemas: SchemaRange = SchemaRange()
     card: ModelCard | None = None
 
     def __post_init__(self) -> None:

@@ -4,13 +4,26 @@ A frame is 4 bytes of little-endian length and one message. After a `FetchAnswer
 in the order of `Fetch`, as 8 bytes of little-endian xxh3_64 and the raw bytes of the block. For every other carrier `Checksums`
 follow, until there is one for each block, and the reader takes the bytes itself, from memory that it attached on another
 connection: Attach → Attached, and then nothing until one of the two ends.
+
+These frames have a version of their own, which is part of `kv_compat`: who speaks another one is never handed anything.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 
+import msgspec
+
 from schemas.codec import Message
+
+TRANSFER_SCHEMA = 1
+TRANSFER_READS = range(TRANSFER_SCHEMA, TRANSFER_SCHEMA + 1)
+
+
+class TransferMessage(Message, frozen=True, omit_defaults=True, kw_only=True):
+    """Base of every frame."""
+
+    schema: int = msgspec.field(default_factory=lambda: TRANSFER_SCHEMA)
 
 
 class Carrier(StrEnum):
@@ -32,7 +45,7 @@ class RefusalReason(StrEnum):
     CARRIER = "no_such_carrier"
 
 
-class Fetch(Message, frozen=True, omit_defaults=True, kw_only=True, tag_field="ask", tag="fetch"):
+class Fetch(TransferMessage, frozen=True, omit_defaults=True, kw_only=True, tag_field="ask", tag="fetch"):
     """First frame of a fetch: the ticket's token and the wanted blocks as (slot, generation)."""
 
     token: bytes
@@ -41,39 +54,39 @@ class Fetch(Message, frozen=True, omit_defaults=True, kw_only=True, tag_field="a
     carrier: Carrier = Carrier.STREAM
 
 
-class FetchAnswer(Message, frozen=True, omit_defaults=True, kw_only=True):
+class FetchAnswer(TransferMessage, frozen=True, omit_defaults=True, kw_only=True):
     """`refused`: the last frame. Otherwise the blocks follow, and the lease counts from the last `Keep`."""
 
     refused: RefusalReason | None = None
     block_bytes: int = 0
 
 
-class Checksums(Message, frozen=True, omit_defaults=True, kw_only=True):
+class Checksums(TransferMessage, frozen=True, omit_defaults=True, kw_only=True):
     """Of the next blocks: 8 bytes of little-endian xxh3_64 each."""
 
     digests: bytes
 
 
-class Keep(Message, frozen=True, omit_defaults=True, kw_only=True):
+class Keep(TransferMessage, frozen=True, omit_defaults=True, kw_only=True):
     """The fetching side lives: renew its lease. `done`: it has verified every block, and says nothing more."""
 
     done: bool = False
 
 
-class Released(Message, frozen=True, omit_defaults=True, kw_only=True):
+class Released(TransferMessage, frozen=True, omit_defaults=True, kw_only=True):
     """The last frame. `ok`: until this moment every block was what was offered. Otherwise the copy is discarded."""
 
     ok: bool
 
 
-class Attach(Message, frozen=True, omit_defaults=True, kw_only=True, tag_field="ask", tag="attach"):
+class Attach(TransferMessage, frozen=True, omit_defaults=True, kw_only=True, tag_field="ask", tag="attach"):
     """First frame of a connection that gives access to a pool's memory. `token`: of a ticket that is still good, and stays so."""
 
     token: bytes
     carrier: Carrier
 
 
-class Attached(Message, frozen=True, omit_defaults=True, kw_only=True):
+class Attached(TransferMessage, frozen=True, omit_defaults=True, kw_only=True):
     """`size`: bytes of the memory. `MAPPED`: one byte follows, which carries its descriptor (SCM_RIGHTS). `NIXL`: `agent` is
     the metadata of the owner's agent, `base` the address of the memory in its process.
     """

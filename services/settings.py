@@ -19,6 +19,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from schemas.codec import OLDEST_SCHEMA, SCHEMA
+
 ENV_PREFIX = "HEADRACE_"
 _OTHER_VARIABLES = frozenset({"HEADRACE_CONFIG", "HEADRACE_URL"})
 
@@ -87,13 +89,17 @@ class RouterSettings(_Section):
 
 
 class ScriptedSettings(_Section):
-    """The engine that plays fixed token ids. `scripts` is a JSON file, see services/engine/scripted.py."""
+    """The engine that plays fixed token ids. `scripts` is a JSON file, see services/engine/scripted.py.
+
+    `numerics` goes into `kv_compat`, so that two builds of equal weights can differ, as engines do.
+    """
 
     scripts: Path | None = None
     prefill_token_s: float = Field(0.0, ge=0)
     decode_step_s: float = Field(0.0, ge=0)
     block_tokens: int = Field(16, gt=0)
     block_bytes: int = Field(4096, ge=128)
+    numerics: str = "exact"
 
 
 class WorkerSettings(_Section):
@@ -126,12 +132,16 @@ class WorkerSettings(_Section):
 
 
 class Settings(BaseSettings):
+    """`schema_version`: the newest message version this process reads and writes. Before a fleet goes back to the build
+    before this one, set it to that build's everywhere."""
+
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True
     )
 
     home: Path = Path("~/.cache/headrace")
     model: str = "smollm2-135m-instruct"
+    schema_version: int = Field(SCHEMA, ge=OLDEST_SCHEMA, le=SCHEMA)
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     nats: NatsSettings = NatsSettings()
     edge: EdgeSettings = EdgeSettings()

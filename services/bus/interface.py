@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
+from services.bus.dialect import Dialect
+
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -65,6 +67,11 @@ class Bus(Protocol):
     @property
     def process(self) -> str:
         """Our own process id; also the connection's name."""
+        ...
+
+    @property
+    def dialect(self) -> Dialect:
+        """Which schema versions are read and written on this connection."""
         ...
 
     @property

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from schemas.errors import Disconnected, IllegalSubject, MessageTooLarge, NoResponders, RequestTimeout
+from services.bus.dialect import Dialect
 from services.bus.interface import NO_HEADERS, Handler, Msg
 from services.bus.matching import breaks_framing, is_pattern, matches
 from services.clock import Clock, SystemClock
@@ -132,8 +133,17 @@ class MemoryBroker:
 class MemoryBus:
     """`interface.Bus` over a broker in memory. `disconnect` and `reconnect` are what a network does to it."""
 
-    def __init__(self, broker: MemoryBroker, process: str, *, role: str = "test", clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        broker: MemoryBroker,
+        process: str,
+        *,
+        role: str = "test",
+        clock: Clock | None = None,
+        dialect: Dialect | None = None,
+    ) -> None:
         self.broker = broker
+        self.dialect = dialect or Dialect()
         self.process = process
         self.connected = True
         self.epoch = 0
@@ -222,6 +232,7 @@ class MemoryBus:
         if not self.connected and not self._closed:
             self.connected = True
             self._down_since, self._up_since = None, self._clock.monotonic()
+            self.dialect.restart()
 
     def _answered(self, msg: Msg) -> None:
         answer = self._waiting.get(msg.subject)

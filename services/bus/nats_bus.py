@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from schemas.errors import BusUnavailable, Disconnected, NoResponders, RequestTimeout
+from services.bus.dialect import Dialect
 from services.bus.interface import Handler, Msg
 from services.bus.nats_client import RECONNECT_EVERY, Client
 from services.clock import Clock, SystemClock
@@ -46,8 +47,9 @@ class Credentials:
 class NatsBus:
     """`interface.Bus` over one NATS connection. Made by `connect`."""
 
-    def __init__(self, process: str, inbox_prefix: str, clock: Clock, random: Random, metrics: Metrics) -> None:
+    def __init__(self, process: str, inbox_prefix: str, clock: Clock, random: Random, metrics: Metrics, dialect: Dialect) -> None:
         self.process = process
+        self.dialect = dialect
         self._clock = clock
         self._metrics = metrics
         self._inbox = f"{inbox_prefix}."
@@ -177,6 +179,7 @@ class NatsBus:
     def _came_up(self) -> None:
         _log.info("the connection to NATS is back", extra=fields(after=f"{self.down_for():.3f}s"))
         self._down_since, self._up_since = None, self._clock.monotonic()
+        self.dialect.restart()
         self._metrics.bus_reconnects.add(1)
 
     def _server_error(self, text: str) -> None:
@@ -212,12 +215,20 @@ async def connect(
     clock: Clock | None = None,
     random: Random | None = None,
     metrics: Metrics | None = None,
+    dialect: Dialect | None = None,
 ) -> NatsBus:
-    """A connected bus whose inbox is `_INBOX.<role>.<process>.*`.
+    """A connected bus whose inbox is `_INBOX.<role>.<process>.*`. Without a `dialect` it writes the newest schema version.
 
     Raises `BusUnavailable` when no server lets us in within `timeout` seconds; at once when it refuses the credentials.
     """
-    bus = NatsBus(process, f"_INBOX.{role}.{process}", clock or SystemClock(), random or Random(), metrics or Metrics.null())
+    bus = NatsBus(
+        process,
+        f"_INBOX.{role}.{process}",
+        clock or SystemClock(),
+        random or Random(),
+        metrics or Metrics.null(),
+        dialect or Dialect(),
+    )
     await bus._open([servers] if isinstance(servers, str) else servers, timeout, credentials, ping_interval)
     return bus
 

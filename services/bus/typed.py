@@ -12,9 +12,7 @@ from collections.abc import Callable
 from types import UnionType
 from typing import Any, TypeVar, overload
 
-import msgspec
-
-from schemas.codec import decode, encode
+from schemas.codec import Message, version_of
 from schemas.errors import Disconnected, UnreadableMessage, from_code
 from services.bus.interface import Bus, Msg, Subscription
 from services.clock import Clock, SystemClock
@@ -61,38 +59,38 @@ def family(subject: str) -> str:
     return next((token for token in subject.split(".")[:3] if token in _FAMILIES), "other")
 
 
-def send(bus: Bus, subject: str, message: msgspec.Struct, *, reply: str = "") -> None:
+def send(bus: Bus, subject: str, message: Message, *, reply: str = "") -> None:
     """Publish `message`. Raises `Disconnected`, `MessageTooLarge`."""
-    bus.publish(subject, encode(message), reply=reply)
+    bus.publish(subject, bus.dialect.encode(message), reply=reply)
 
 
-def answer(bus: Bus, request: Msg, message: msgspec.Struct) -> bool:
-    """Answer `request`. False when nobody waits or our connection is down: the asker's time-out covers both."""
+def answer(bus: Bus, request: Msg, message: Message) -> bool:
+    """Answer `request`, in its own schema version. False when nobody waits or our connection is down: a time-out covers both."""
     if not request.reply:
         return False
     try:
-        bus.publish(request.reply, encode(message))
+        bus.publish(request.reply, bus.dialect.encode(message, version_of(request.data)))
     except Disconnected:
         return False
     return True
 
 
 @overload
-async def ask(bus: Bus, subject: str, message: msgspec.Struct, kind: type[M], *, timeout: float) -> M: ...
+async def ask(bus: Bus, subject: str, message: Message, kind: type[M], *, timeout: float) -> M: ...
 @overload
-async def ask(bus: Bus, subject: str, message: msgspec.Struct, kind: UnionType, *, timeout: float) -> Any: ...
-async def ask(bus: Bus, subject: str, message: msgspec.Struct, kind: Any, *, timeout: float) -> Any:
+async def ask(bus: Bus, subject: str, message: Message, kind: UnionType, *, timeout: float) -> Any: ...
+async def ask(bus: Bus, subject: str, message: Message, kind: Any, *, timeout: float) -> Any:
     """The answer to `message`, a `kind`.
 
     Raises `NoResponders`, `RequestTimeout`, `Disconnected`, `MessageTooLarge`; `UnreadableMessage` when the peer could
     not read us or we cannot read it.
     """
-    reply = await bus.request(subject, encode(message), timeout=timeout)
+    reply = await bus.request(subject, bus.dialect.encode(message), timeout=timeout)
     code = reply.headers.get(ERROR_HEADER)
     if code is not None:
         error = from_code(code, f"{subject} refused our message: {code}")
         raise error if isinstance(error, UnreadableMessage) else UnreadableMessage(error.message)
-    return decode(reply.data, kind)
+    return bus.dialect.decode(reply.data, kind)
 
 
 @overload
@@ -139,7 +137,7 @@ async def listen(
                 on_unheard()
             return
         try:
-            message = decode(msg.data, kind)
+            message = bus.dialect.decode(msg.data, kind)
         except UnreadableMessage as error:
             refusals.refuse(msg.subject, error)
             _refuse_to_their_face(bus, msg, error)

@@ -7,6 +7,7 @@ import platform
 
 from schemas.state import Role
 from schemas.subjects import WORKERS_BUCKET, Subjects
+from services.bus.dialect import Dialect
 from services.bus.jetstream import JetStream
 from services.bus.kv_registry import KvRegistry
 from services.bus.micro import Service
@@ -34,7 +35,8 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
     engine = build_engine(files, settings, clock)
     nats = settings.nats
     login = Credentials(nats.user, nats.password) if nats.user else None
-    bus = await connect(nats.servers, process=process, role=role, credentials=login, metrics=metrics)
+    dialect = Dialect(settings.schema_version, clock)
+    bus = await connect(nats.servers, process=process, role=role, credentials=login, metrics=metrics, dialect=dialect)
     worker = Worker(bus, Subjects(nats.prefix), engine, role, clock, metrics, platform.node())
     server = SocketTransferServer(engine.pool, clock=clock)
     phases: list[Phase] = []

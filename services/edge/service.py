@@ -8,6 +8,7 @@ from functools import partial
 from random import SystemRandom
 
 from schemas.subjects import QUARANTINE_BUCKET, Subjects
+from services.bus.dialect import Dialect
 from services.bus.drain_verbs import drain_verbs
 from services.bus.interface import Msg
 from services.bus.jetstream import JetStream
@@ -52,7 +53,14 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
     whose, quarantine = tenant(secret), Quarantine(clock, secret)
     credentials = Credentials(nats.user, nats.password) if nats.user else None
     bus = await connect(
-        nats.servers, process, "edge", credentials=credentials, timeout=nats.connect_timeout_s, clock=clock, metrics=metrics
+        nats.servers,
+        process,
+        "edge",
+        credentials=credentials,
+        timeout=nats.connect_timeout_s,
+        clock=clock,
+        metrics=metrics,
+        dialect=Dialect(settings.schema_version, clock),
     )
     try:
         subjects = Subjects(nats.prefix)
@@ -92,11 +100,11 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
 
 def _admin(bus: NatsBus, traffic: Traffic, jobs: Supervisor, settings: Settings, stop: asyncio.Event) -> Service:
     async def say_status(_: Msg) -> Status:
-        return status(bus.process, traffic, jobs)
+        return status(bus, traffic, jobs)
 
     async def set_draining(draining: bool) -> Status:
         traffic.draining = draining
-        return status(bus.process, traffic, jobs)
+        return status(bus, traffic, jobs)
 
     service = Service(bus, "headrace-edge", "0.1.0", "Headrace edge: HTTP in, jobs out", {"model": settings.model})
     for verb, handler in {"status": say_status, **drain_verbs(set_draining, stop)}.items():

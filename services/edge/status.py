@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
+from services.bus.interface import Bus
 from services.edge.api.gate import Traffic
 from services.edge.jobs.supervisor import Supervisor
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """`requests` are open HTTP requests, `jobs` those whose compute may not have ended, `models` what can be served now."""
+    """`requests` are open HTTP requests, `jobs` those whose compute may not have ended, `models` what can be served now.
+
+    `writes`: the schema version of its messages.
+    """
 
     edge: str
     requests: int
@@ -17,14 +21,16 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     models: list[str]
     routers: list[str]
     draining: bool
+    writes: int
 
 
-def status(edge: str, traffic: Traffic, jobs: Supervisor) -> Status:
+def status(bus: Bus, traffic: Traffic, jobs: Supervisor) -> Status:
     return Status(
-        edge=edge,
+        edge=bus.process,
         requests=traffic.running,
         jobs=len(jobs),
         models=jobs.models.models(),
         routers=jobs.models.routers(),
         draining=traffic.draining,
+        writes=bus.dialect.writes,
     )

@@ -61,7 +61,7 @@ def build_scripted(files: ModelFiles, settings: Settings, clock: Clock) -> StepE
             layout="token",
             engine="scripted",
             engine_version=VERSION,
-            numerics="exact",
+            numerics=scripted.numerics,
             parallelism="1",
         ),
         capabilities=Capabilities(

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-import msgspec
-
+from schemas.codec import Message
 from schemas.errors import (
     BusError,
     Disconnected,
@@ -150,7 +149,7 @@ class Dispatcher:
         answer = await self._ask(subject, placement, WorkerAnswer, charge, by)
         return isinstance(answer, Accept) and answer.run == placement.run
 
-    async def _ask(self, subject: str, message: msgspec.Struct, kind: Any, charge: Charge, by: float) -> Any:
+    async def _ask(self, subject: str, message: Message, kind: Any, charge: Charge, by: float) -> Any:
         """The answer, its credits learnt; None when there is none in time. Raises `MessageTooLarge`."""
         answer, heard = None, True
         try:

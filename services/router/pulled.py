@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from schemas.codec import decode
 from schemas.errors import BusError, BusUnavailable, UnreadableMessage, from_code
 from schemas.job import Job
 from schemas.lifecycle import State
@@ -45,7 +44,7 @@ class Pulled:
     async def settle(self, item: Item) -> int | None:
         """Tokens placed, 0 when the job was dropped, None when it went back. Raises `BusUnavailable` when it could not."""
         try:
-            job = decode(item.data, Job)
+            job = self.dispatcher.bus.dialect.decode(item.data, Job)
         except UnreadableMessage as error:
             self.refusals.refuse(item.subject, error)
             return await self._done(item)

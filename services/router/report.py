@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from schemas.codec import SchemaRange
 from schemas.errors import BusError
-from schemas.state import Capabilities, ModelCard, QueueReport, Role, SchemaRange, WorkerState
+from schemas.state import Capabilities, ModelCard, QueueReport, Role, WorkerState
 from schemas.subjects import Subjects
 from services.bus.interface import Bus
 from services.bus.typed import send
@@ -56,6 +57,7 @@ class Reporter:
             model=model,
             waiting=self._waiting.by_tier(model),
             drain_rate=self._drained.of(model),
+            schemas=self._bus.dialect.own,
             card=card(model, states) if due else None,
         )
         try:

@@ -127,7 +127,7 @@ class Router:
 
     def status(self) -> Status:
         """What an operator asks for."""
-        return status(self._bus.process, not self._group, self.view, self.waiting, self.drained)
+        return status(self._bus, not self._group, self.view, self.waiting, self.drained)
 
     async def _hear(self, subject: str, kind: type[M], handler: Callable[[M, Msg], None]) -> None:
         self._heard.append(await listen(self._bus, subject, kind, handler, refusals=self._refusals))
@@ -147,6 +147,7 @@ class Router:
         self._heard.append(await self._bus.subscribe(subject, receive))
 
     def _on_worker(self, state: WorkerState, _: Msg) -> None:
+        self._bus.dialect.hear(state.process, state.schemas)
         self.disconnects.heard(state.process)
         new = state.model not in self.view.models()
         for process in self.view.observe(state):
@@ -160,14 +161,19 @@ class Router:
         self.view.died(death.process, death.cause)
         if death.cause is not Cause.DISCONNECTED:
             self.feed.forget(death.process)
+            self._bus.dialect.gone(death.process)
             self.edges.died(death.process)
             self.disconnects.died(death.process)
 
     def _on_edge(self, beat: EdgeBeat, _: Msg) -> None:
+        self._bus.dialect.hear(beat.process, beat.schemas)
+        if beat.left:
+            self._bus.dialect.gone(beat.process)
         self.disconnects.heard(beat.process)
         self.edges.beat(beat)
 
     def _on_report(self, report: QueueReport, _: Msg) -> None:
+        self._bus.dialect.hear(report.router, report.schemas)
         self.disconnects.heard(report.router)
         self.waiting.heard(report)
 

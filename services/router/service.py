@@ -8,6 +8,7 @@ from contextlib import suppress
 from random import SystemRandom
 
 from schemas.subjects import Subjects
+from services.bus.dialect import Dialect
 from services.bus.drain_verbs import drain_verbs
 from services.bus.interface import Msg
 from services.bus.jetstream import JetStream
@@ -30,7 +31,8 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
     nats = settings.nats
     credentials = Credentials(nats.user, nats.password) if nats.user else None
     clock, random = SystemClock(), SystemRandom()
-    bus = await connect(nats.servers, process, "router", credentials=credentials, timeout=nats.connect_timeout_s)
+    dialect = Dialect(settings.schema_version, clock)
+    bus = await connect(nats.servers, process, "router", credentials=credentials, timeout=nats.connect_timeout_s, dialect=dialect)
     try:
         queue = JetStreamWorkQueue(JetStream(bus, replicas=nats.replicas), Subjects(nats.prefix))
         router = Router(bus, queue, settings, clock, random, Refusals(clock=clock))

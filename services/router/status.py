@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from services.bus.interface import Bus
 from services.router.drain_rate import DrainRate
 from services.router.placement_workers import Worker
 from services.router.view import View
@@ -19,12 +20,15 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """`writes`: the schema version of its messages."""
+
     router: str
     draining: bool
+    writes: int
     models: dict[str, ModelStatus]
 
 
-def status(router: str, draining: bool, view: View, waiting: Waiting, drained: DrainRate) -> Status:
+def status(bus: Bus, draining: bool, view: View, waiting: Waiting, drained: DrainRate) -> Status:
     """The state of every model with a live worker."""
     models = {
         model: ModelStatus(
@@ -34,4 +38,4 @@ def status(router: str, draining: bool, view: View, waiting: Waiting, drained: D
         )
         for model in sorted(view.models())
     }
-    return Status(router=router, draining=draining, models=models)
+    return Status(router=bus.process, draining=draining, writes=bus.dialect.writes, models=models)

@@ -9,11 +9,11 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-from schemas.codec import encode
 from schemas.errors import BusError
-from schemas.state import Credits, Role, SchemaRange, WorkerState
+from schemas.state import Credits, Role, WorkerState
 from schemas.subjects import Subjects
 from services.bus.interface import Bus
+from services.bus.typed import send
 from services.clock import Clock
 from services.engine.protocol import Engine
 from services.kv.holders import ReservationHolder
@@ -71,7 +71,7 @@ class Beats:
             model=info.model,
             kv_compat=info.kv_compat,
             weights=info.weights,
-            schemas=SchemaRange(),
+            schemas=self._bus.dialect.own,
             capabilities=info.capabilities,
             credits=self.credits(),
             sent=self._clock.wall(),
@@ -97,7 +97,7 @@ class Beats:
     def say(self) -> None:
         """One beat, now. Nothing while the bus is down: a late one would be a lie."""
         try:
-            self._bus.publish(self._subject, encode(self.state()))
+            send(self._bus, self._subject, self.state())
         except BusError:
             return
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 
-from schemas.codec import encode
 from schemas.errors import BusError
 from schemas.reply import Digest, DigestEntry
 from schemas.subjects import Subjects
 from services.bus.interface import Bus
+from services.bus.typed import send
 from services.worker.runs import Run, RunTable
 from services.worker.stalls import StallWatch
 
@@ -34,7 +34,7 @@ async def send_digests(bus: Bus, subjects: Subjects, runs: RunTable, stalls: Sta
         await asyncio.sleep(EVERY_S)
         for reply_to, digest in digests(bus.process, runs, stalled=stalls.stalled).items():
             try:
-                bus.publish(reply_to, encode(digest), reply=control)
+                send(bus, reply_to, digest, reply=control)
             except BusError:
                 continue
 

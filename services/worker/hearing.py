@@ -5,6 +5,7 @@ Owns nothing; it turns messages into calls of the worker.
 
 from __future__ import annotations
 
+from schemas.codec import SchemaRange
 from schemas.control import Control, Verb
 from schemas.state import Cause, Death, EdgeBeat
 from services.bus.interface import Msg
@@ -43,10 +44,16 @@ class Hearing:
                 self._attach_elsewhere(control)
 
     def on_edge_beat(self, beat: EdgeBeat, _: Msg) -> None:
+        # An edge writes what the routers can read too, whom we do not hear.
+        readable = SchemaRange(oldest=beat.schemas.oldest, newest=min(beat.schemas.newest, beat.writes))
+        self._worker.bus.dialect.hear(beat.process, readable)
+        if beat.left:
+            self._worker.bus.dialect.gone(beat.process)
         self._worker.edges.beat(beat)
 
     def on_death(self, death: Death, _: Msg) -> None:
         if death.cause is not Cause.DISCONNECTED:
+            self._worker.bus.dialect.gone(death.process)
             self._worker.edges.died(death.process)
             drop_jobs_of_gone_edges(self._worker)
 

@@ -10,11 +10,11 @@ import logging
 from collections import Counter
 from dataclasses import dataclass, field
 
-from schemas.codec import encode
 from schemas.control import Position
 from schemas.errors import BusError, Disconnected
 from schemas.reply import Event, Frame, Frames
 from services.bus.interface import Bus
+from services.bus.typed import send
 from services.clock import Clock
 from services.telemetry.logs import AtMost
 from services.worker.parcels import parcels
@@ -80,7 +80,7 @@ class Outbox:
 
     def _publish(self, reply_to: str, message: Frames) -> None:
         try:
-            self._bus.publish(reply_to, encode(message), reply=self._control)
+            send(self._bus, reply_to, message, reply=self._control)
             self._unsent.clear()
         except BusError as error:
             if isinstance(error, Disconnected):

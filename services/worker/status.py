@@ -24,13 +24,16 @@ class KvLedger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """`writes`: the schema version of its messages."""
+
     state: WorkerState
     runs: int
+    writes: int
     kv: KvLedger
 
 
 def status(worker: Worker) -> WorkerStatus:
-    return WorkerStatus(state=worker.beats.state(), runs=len(worker.runs), kv=_ledger(worker))
+    return WorkerStatus(state=worker.beats.state(), runs=len(worker.runs), writes=worker.bus.dialect.writes, kv=_ledger(worker))
 
 
 def register_gauges(worker: Worker) -> None:

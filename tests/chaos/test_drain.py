@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
-from tests.chaos.processes import NATS, back, kill, process_id, send
+from tests.chaos.load import steady
+from tests.chaos.processes import NATS, back, process_id, send
 from tests.chaos.streams import (
     Answer,
     Progress,
-    Question,
-    ask,
     ask_all,
     assert_same,
-    clients,
     not_ready,
     questions,
     ready,
     undisturbed,
-    until,
 )
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import Operator, operator
@@ -33,6 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 TWO_OF_ALL = ("--prefill", "2", "--decode", "2", "--router", "2", "--edge", "2")
 PACED = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.03", "HEADRACE_WORKER__DRAIN_TIMEOUT_S": "0.5"}
 """Runs take longer than workers wait for them, so they must move."""
+LOAD_S = 60.0
 EVERYBODY = ("p1", "d1", "r1", "p2", "d2", "r2", "e1", "e2")
 
 
@@ -134,54 +132,27 @@ async def test_an_edge_that_an_operator_drains(scripted_stack: StartScripted) ->
 
 
 async def test_a_rolling_restart_of_everything(scripted_stack: StartScripted) -> None:
-    """Under a steady load, all processes one after another, NATS last. A client refused by one edge asks the other, as a
-    balancer does for it; an answer that has begun must end."""
+    """A minute of load, all processes one after another, NATS last, and again from the first."""
     up = scripted_stack(*TWO_OF_ALL, **PACED)
     await ready(up.url)
     edges = [up.url, f"http://127.0.0.1:{up.port + 1}"]
     asked = questions(24, 60)
     expected = {question.number: answer.said for question, answer in zip(asked, await undisturbed(up.url, asked), strict=True)}
-    over = asyncio.Event()
-    answers: list[tuple[Question, Answer]] = []
-    async with asyncio.TaskGroup() as group:
-        for question in asked:
-            group.create_task(_over_and_over(edges, question, over, answers))
-        try:
-            for name in EVERYBODY:
-                await until(_more_than(answers, len(answers) + 8), 60.0)
-                await back(up, name, send(up, name, signal.SIGTERM))
+    started, rounds = time.monotonic(), 0
+    async with steady(edges, asked) as load:
+        while not rounds or time.monotonic() - started < LOAD_S:
+            rounds += 1
+            for name in (*EVERYBODY, NATS):
+                await load.more(8)
+                await back(up, name, send(up, name, signal.SIGKILL if name == NATS else signal.SIGTERM))
                 for edge in edges:
                     await ready(edge)
-            await back(up, NATS, kill(up, NATS))
-            for edge in edges:
-                await ready(edge)
-            await until(_more_than(answers, len(answers) + 24), 60.0)
-        finally:
-            over.set()
-    wrong = [(question.number, answer) for question, answer in answers if answer.said != expected[question.number]]
-    assert not wrong, f"{len(wrong)} of {len(answers)}: {wrong[:2]}"
-    assert len(answers) > 100
+        await load.more(24)
+    load.assert_none_failed(expected)
+    print(f"\n{len(load.answers)} answers, {rounds} rounds in {time.monotonic() - started:.0f} s")
+    assert len(load.answers) > 100
     async with operator(up) as op:
         await op.assert_clean()
-
-
-def _more_than(answers: list[tuple[Question, Answer]], count: int) -> Callable[[], bool]:
-    return lambda: len(answers) > count
-
-
-async def _over_and_over(edges: list[str], question: Question, over: asyncio.Event, into: list[tuple[Question, Answer]]) -> None:
-    async with clients(edges[0]) as first, clients(edges[1]) as second:
-        while not over.is_set():
-            for client in (first, second) if question.number % 2 else (second, first):
-                answer = await ask(client, question)
-                if answer.status == 200:
-                    into.append((question, answer))
-                    break
-                if answer.pieces or answer.status not in (0, 503):
-                    into.append((question, answer))  # it had begun: this is a failure
-                    break
-            else:
-                await asyncio.sleep(0.05)
 
 
 async def _idle(op: Operator, subject: str) -> None:

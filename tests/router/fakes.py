@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 from random import Random
 
+from schemas.codec import SchemaRange
 from schemas.identity import job_id, process_id
 from schemas.job import Choice, Deadlines, Job, Sampling, Tier, pack_ids
 from schemas.placement import (
@@ -19,7 +20,7 @@ from schemas.placement import (
     Refuse,
     WorkerAnswer,
 )
-from schemas.state import Capabilities, Credits, Role, SchemaRange, WorkerState
+from schemas.state import Capabilities, Credits, Role, WorkerState
 from schemas.subjects import Subjects
 from services.bus.interface import Bus, Msg
 from services.bus.memory import MemoryBroker, MemoryBus

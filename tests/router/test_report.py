@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.state import Capabilities, QueueReport, Role, SchemaRange
+from schemas.codec import SchemaRange
+from schemas.state import Capabilities, QueueReport, Role
 from services.bus.memory import MemoryBroker, MemoryBus
 from services.bus.typed import Refusals, listen
 from services.clock import ManualClock

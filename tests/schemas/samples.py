@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.codec import Message
+from schemas.codec import Message, SchemaRange
 from schemas.control import CancelAck, CancelJob, Control, Position, Verb
 from schemas.handoff import BlockRef, FirstToken, Handoff, Offer, OfferRequest, Ticket
 from schemas.job import Choice, Deadlines, Grammar, Job, Sampling, Tier, pack_ids
@@ -33,10 +33,10 @@ from schemas.state import (
     QueueReport,
     Rates,
     Role,
-    SchemaRange,
     WorkerState,
 )
 
+SECOND = SchemaRange(oldest=1, newest=2)
 RUN, JOB = 2**64 - 1, "0123456789abcdef" * 2
 EDGE, WORKER = "e1-mx235xkkixxjc", "d1-mx235xkkixxjd"
 CREDITS = Credits(version=9, prefill_tokens=512, decode_slots=3, kv_blocks=77)
@@ -173,8 +173,8 @@ def every() -> list[Message]:
         OfferRequest(run=RUN, kv_compat="k", hashes=(b"h" * 16,), have=1),
         Offer(run=RUN, blocks=(BlockRef(slot=1, generation=2),), ticket=TICKET, reason="not_cached"),
         state,
-        EdgeBeat(process=EDGE, sent=1.7e9, schemas=SchemaRange(oldest=1, newest=2), left=True),
-        QueueReport(router="r1", model="m", waiting={"paid": 3}, drain_rate=2.5, card=card),
+        EdgeBeat(process=EDGE, sent=1.7e9, schemas=SECOND, writes=2, left=True),
+        QueueReport(router="r1", model="m", waiting={"paid": 3}, drain_rate=2.5, schemas=SECOND, card=card),
         Death(process=WORKER, cause=Cause.KILLED),
         KvEvents(process=WORKER, first=3, stored=(b"h" * 16,), removed=(b"g" * 16,)),
         KvSnapshotRequest(page=2),

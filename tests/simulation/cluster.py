@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from schemas.codec import encode, encode_json
+from schemas.codec import SCHEMA, encode_json
 from schemas.errors import Disconnected
 from schemas.identity import process_id
 from schemas.state import Cause, Death, Role
 from schemas.subjects import Subjects
 from services.bus import advisories
+from services.bus.dialect import Dialect
 from services.bus.memory import MemoryBus
 from services.bus.memory_queue import MemoryWorkQueue
+from services.bus.typed import send
 from services.clock import LoopClock
 from services.worker.stalls import FEW_STEPS
 from tests.simulation.loop import Process, VirtualLoop
@@ -45,7 +47,8 @@ class Cluster:
         self.failures: list[str] = []
         """Services that ended by an exception of their own."""
         self._host = Process(loop, "host", process_id("host", 1.0, self._random))
-        self._host_bus = MemoryBus(self.network.broker, self._host.id, clock=LoopClock(loop))
+        clock = LoopClock(loop)
+        self._host_bus = MemoryBus(self.network.broker, self._host.id, clock=clock, dialect=Dialect(clock=clock))
         self.network.join(self._host, self._host_bus)
 
     # processes
@@ -59,7 +62,9 @@ class Cluster:
         random = Random(f"{self.plan.seed} {name} {len(self.by_id)}")
         clock = LoopClock(self.loop, 1_700_000_000.0 + self.plan.wall_offsets[number], self.plan.wall_drifts[number])
         process = Process(self.loop, name, process_id(name, clock.wall(), random))
-        bus = MemoryBus(self.network.broker, process.id, role=name[0], clock=clock)
+        old = name in self.plan.old_builds and name not in self.nodes
+        dialect = Dialect(SCHEMA - old, clock)
+        bus = MemoryBus(self.network.broker, process.id, role=name[0], clock=clock, dialect=dialect)
         self.network.join(process, bus)
         node = Node(process, bus, clock, Reached(self.queue, self.network, process.id), random, asyncio.Event(), self.loop.time())
         self.nodes[name] = self.by_id[process.id] = node
@@ -101,7 +106,7 @@ class Cluster:
     async def _tell_death(self, process: str, cause: Cause) -> None:
         for _ in range(3):
             if self._host_bus.connected:
-                self._host_bus.publish(Subjects().dead(process), encode(Death(process=process, cause=cause)))
+                send(self._host_bus, Subjects().dead(process), Death(process=process, cause=cause))
             await asyncio.sleep(_APART_S)
 
     # faults

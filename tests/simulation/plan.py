@@ -86,6 +86,8 @@ class Plan:
     wall_drifts: tuple[float, ...]
     advice: bool = True
     """Routers hear from the server whose connection ended."""
+    old_builds: frozenset[str] = frozenset()
+    """Processes whose first start is of the build before, which speaks the schema version before; the next is of this one."""
 
     @property
     def names(self) -> list[str]:
@@ -94,7 +96,7 @@ class Plan:
 
 
 def plan(seed: int, kinds: tuple[str, ...] = ()) -> Plan:
-    """`kinds` limits the faults, storms, several choices and the server's advice; () = all."""
+    """`kinds` limits the faults, storms, several choices, the server's advice and old builds; () = all."""
     random = Random(f"headrace {seed}")
     edges, routers = _few(random), _few(random)
     prefill, decode, both = _few(random), _few(random), int(random.random() < 0.25)
@@ -121,6 +123,7 @@ def plan(seed: int, kinds: tuple[str, ...] = ()) -> Plan:
         wall_offsets=tuple(random.choice((0.0, random.uniform(-2.0, 2.0))) for _ in names),
         wall_drifts=tuple(random.choice((0.0, random.uniform(-1e-4, 1e-4))) for _ in names),
         advice=not kinds or "advice" in kinds,
+        old_builds=_old_builds(names, Random(f"builds {seed}")) if not kinds or "builds" in kinds else frozenset(),
     )
 
 
@@ -145,6 +148,11 @@ def _client(random: Random, edges: int) -> Client:
         gives_up_s=random.choice((0.0, random.uniform(0.0, 0.05), random.uniform(0.0, 2.0))) if gives_up < 0.25 else None,
         gives_up_at=random.randint(1, 10) if gives_up > 0.9 else None,
     )
+
+
+def _old_builds(names: list[str], random: Random) -> frozenset[str]:
+    share = random.choice((0.0, 0.0, 0.3, 0.7))
+    return frozenset(name for name in names if random.random() < share)
 
 
 def _with_choices(clients: tuple[Client, ...], random: Random) -> tuple[Client, ...]:

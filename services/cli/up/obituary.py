@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from schemas.codec import encode
 from schemas.errors import Disconnected
 from schemas.state import Cause, Death
 from schemas.subjects import Subjects
 from services.bus.interface import Bus
+from services.bus.typed import send
 from services.telemetry.logs import fields
 
 TIMES = 3
@@ -41,7 +41,7 @@ class Obituaries:
     async def _repeat(self, death: Death) -> None:
         for _ in range(TIMES):
             try:
-                self._bus.publish(self._subjects.dead(death.process), encode(death))
+                send(self._bus, self._subjects.dead(death.process), death)
             except Disconnected:
                 _log.warning("NATS is down, so nobody heard of a death", extra=fields(process=death.process))
             await asyncio.sleep(EVERY_S)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from schemas.codec import encode
 from schemas.errors import Disconnected
 from schemas.state import EdgeBeat
 from schemas.subjects import Subjects
 from services.bus.interface import Bus
+from services.bus.typed import send
 from services.clock import Clock
 
 _log = logging.getLogger("headrace.edge")
@@ -29,7 +29,9 @@ class Beats:
             await asyncio.sleep(self._every_s)
 
     def beat(self, *, left: bool = False) -> None:
+        process, dialect = self._bus.process, self._bus.dialect
+        beat = EdgeBeat(process=process, sent=self._clock.wall(), schemas=dialect.own, writes=dialect.writes, left=left)
         try:
-            self._bus.publish(self._subject, encode(EdgeBeat(process=self._bus.process, sent=self._clock.wall(), left=left)))
+            send(self._bus, self._subject, beat)
         except Disconnected:
             _log.debug("no beat while the bus is down")

@@ -130,6 +130,10 @@ class Inbox:
                     self._recovery.ask(job, self._timing.repeat_s)
 
     def on_queue_report(self, report: QueueReport, _: Msg) -> None:
+        dialect = self._wire.bus.dialect
+        dialect.hear(report.router, report.schemas)
+        if report.card is not None:
+            dialect.hear(report.router, report.card.schemas, about=report.model)
         self._board.hear(report)
         self._peers.router(report.router)
 
@@ -139,6 +143,7 @@ class Inbox:
             self._vigil.disconnected(death.process)
             return
         self._peers.gone(death.process, death.cause)
+        self._wire.bus.dialect.gone(death.process)
         for job in self._jobs.values():
             if job.in_charge == death.process:
                 self._bereave(job, death.cause)

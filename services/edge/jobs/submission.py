@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from schemas.codec import encode
 from schemas.errors import (
     BusUnavailable,
     Disconnected,
@@ -65,7 +64,7 @@ class Submission:
             case _ if job.run:
                 return None  # the submit was delivered twice, and the other one was accepted
             case Queue() if not job.owned:
-                return await self._enqueue(job, encode(message))
+                return await self._enqueue(job, self._wire.bus.dialect.encode(message))
             case Queue():
                 return AttemptEnd("no_credit", self._no_capacity(job))
             case Refused():
@@ -80,7 +79,7 @@ class Submission:
     async def put_again(self, job: ActiveJob) -> bool:
         """A job that waits, into a queue that may have lost it. False when the queue cannot be reached, or is full."""
         try:
-            return await self._put(job, encode(job.message())) is not Put.FULL
+            return await self._put(job, self._wire.bus.dialect.encode(job.message())) is not Put.FULL
         except HeadraceError as error:
             _log.info("the queue cannot be reached: %s", error.message)
             return False

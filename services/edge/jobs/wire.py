@@ -8,13 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-import msgspec
-
-from schemas.codec import encode
+from schemas.codec import Message
 from schemas.control import CancelJob, Control, Position, Verb
 from schemas.errors import Disconnected
 from schemas.subjects import Subjects
 from services.bus.interface import Bus
+from services.bus.typed import send
 from services.edge.jobs.active import ActiveJob
 
 _log = logging.getLogger("headrace.edge")
@@ -59,8 +58,8 @@ class Wire:
         )
         self._say(self.subjects.cancel(), message, self.cancel_inbox)
 
-    def _say(self, subject: str, message: msgspec.Struct, reply: str = "") -> None:
+    def _say(self, subject: str, message: Message, reply: str = "") -> None:
         try:
-            self.bus.publish(subject, encode(message), reply=reply)
+            send(self.bus, subject, message, reply=reply)
         except Disconnected:
             _log.debug("not said while the bus is down: %s", subject)

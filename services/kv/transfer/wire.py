@@ -18,6 +18,7 @@ import msgspec
 
 from schemas.codec import decode, encode
 from schemas.errors import UnreadableMessage
+from schemas.transfer import TRANSFER_READS
 
 MAX_FRAME = 1 << 20
 """Bytes; a Fetch of 50,000 blocks still fits."""
@@ -85,7 +86,7 @@ async def receive_frame(sock: socket.socket, kind: Any, *, silent_s: float | Non
     length = int.from_bytes(await _receive(sock, _LENGTH_BYTES, silent_s), "little")
     if length > MAX_FRAME:
         raise UnreadableMessage(f"a frame of {length} bytes")
-    return decode(await _receive(sock, length, silent_s), kind)
+    return decode(await _receive(sock, length, silent_s), kind, TRANSFER_READS)
 
 
 async def _receive(sock: socket.socket, count: int, silent_s: float | None) -> bytes:

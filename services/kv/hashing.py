@@ -14,6 +14,7 @@ import hmac
 from collections.abc import Iterator, Sequence
 
 from schemas.job import pack_ids
+from schemas.transfer import TRANSFER_SCHEMA
 
 HASH_BYTES = 16
 
@@ -29,11 +30,11 @@ def kv_compat(
     numerics: str,
     parallelism: str,
 ) -> str:
-    """Hex name of everything that must be equal before one worker may read another's KV blocks.
+    """Hex name of everything that must be equal before one worker may read another's KV blocks, with the transfer's version.
 
     `layout`: order of layers, K/V, heads, tokens in a block; `numerics`: compute dtype and kernels, as far as they change bits.
     """
-    parts = (weights, kv_dtype, str(block_tokens), layout, engine, engine_version, numerics, parallelism)
+    parts = (weights, kv_dtype, str(block_tokens), layout, engine, engine_version, numerics, parallelism, str(TRANSFER_SCHEMA))
     return _digest(b"", b"hr-kv-compat", *(part.encode() for part in parts)).hex()
 
 

@@ -14,6 +14,7 @@ from services.edge.jobs.strangers import Strangers
 from services.edge.jobs.vigil import Vigil
 from services.kv.ledger import BlockLedger
 from services.worker.worker import Worker
+from tests.simulation.pinned import SECOND_KINDS
 from tests.simulation.simulate import Failed, simulate
 
 
@@ -54,4 +55,4 @@ def test_a_broken_promise_is_seen(
 
 def _simulate_some(first: int) -> None:
     for seed in range(first, first + 30):
-        simulate(seed)
+        simulate(seed, kinds=SECOND_KINDS)

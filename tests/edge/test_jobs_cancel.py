@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from schemas.codec import decode
@@ -10,8 +12,9 @@ from schemas.lifecycle import State
 from schemas.placement import Queue
 from schemas.reply import FinishReason
 from schemas.state import EdgeBeat
+from services.edge.jobs import canceller
 from services.edge.jobs.handle import JobCancelled
-from tests.edge.cluster import DECODE, EDGE, PREFILL, ROUTER, Cluster, collect, draft, until
+from tests.edge.cluster import DECODE, EDGE, FAST, PREFILL, ROUTER, Cluster, collect, draft, until
 
 
 async def test_while_submitted(cluster: Cluster) -> None:
@@ -41,6 +44,24 @@ async def test_while_queued_each_router_is_told_until_it_answers(cluster: Cluste
     cancel, count = cluster.cancels[0], len(cluster.cancels)
     assert (cancel.tier, cancel.lane, cancel.attempt) == ("paid", 3, 1)
     assert len(cluster.cancels) == count
+
+
+async def test_a_storm_of_cancels_is_repeated_more_slowly(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No router answers: each job is told of at once, and then as often as leaves the edge time to read answers."""
+    monkeypatch.setattr(canceller, "MOST_PER_S", 100)
+    cluster.acks = False
+    cluster.then = Queue(router=ROUTER)
+    handles = [cluster.edge.start(draft()) for _ in range(300)]
+    for handle in handles:
+        await handle.admitted()
+    for handle in handles:
+        handle.cancel()
+    await until(lambda: len({cancel.job for cancel in cluster.cancels}) == 300)
+    first = len(cluster.cancels)
+    await asyncio.sleep(10 * FAST.repeat_s)  # a time in which each would be repeated ten times
+    assert len(cluster.cancels) - first < 300
+    cluster.acks = True
+    await until(lambda: len(cluster.edge) == 0, timeout=10.0)
 
 
 async def test_while_queued_and_pulled_at_that_moment(cluster: Cluster) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from schemas.codec import encode
+from schemas.control import CancelAck
 from schemas.placement import Accepted, Refused
 from schemas.state import Role
 from services.bus.memory import Delivery, soon
+from services.bus.typed import Refusals, listen
+from services.router.cancel import MOST_PURGES
 from tests.router.fakes import MODEL, SUBJECTS, a_job
-from tests.router.harness import House, a_cancel
+from tests.router.harness import CountedQueue, House, a_cancel
 from tests.waiting import until
 
 
@@ -67,6 +72,44 @@ async def test_cancelled_before_its_submit(house: House) -> None:
     assert isinstance(await house.submit(job), Refused)
     assert not both.heard
     assert isinstance(await house.submit(a_job()), Accepted)
+
+
+class SlowQueue(CountedQueue):
+    """A purge takes until `open`; counts how many are under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = asyncio.Event()
+        self.purging = self.most = self.purged = 0
+
+    async def purge(self, subject: str) -> bool:
+        self.purging += 1
+        self.most = max(self.most, self.purging)
+        await self.open.wait()
+        self.purging -= 1
+        self.purged += 1
+        return await super().purge(subject)
+
+
+async def test_a_storm_of_cancels_asks_the_queue_for_few_purges_at_a_time() -> None:
+    """All are remembered at once; those that would wait for the queue are answered before it."""
+    house, jobs = House(queue=(queue := SlowQueue())), [a_job() for _ in range(20 * MOST_PURGES)]
+    await house.open()
+    await house.router()
+    await house.put(*jobs)
+    acks: list[CancelAck] = []
+    inbox = house.edge.new_inbox()
+    await listen(house.edge, inbox, CancelAck, lambda ack, _: acks.append(ack), refusals=Refusals())
+    for job in jobs:
+        house.edge.publish(SUBJECTS.cancel(), encode(a_cancel(job)), reply=inbox)
+    await until(lambda: len(acks) >= len(jobs) - MOST_PURGES)
+    assert queue.most == MOST_PURGES
+    queue.open.set()
+    await until(lambda: queue.purged == len(jobs))
+    assert queue.most == MOST_PURGES
+    assert len(acks) == len(jobs)
+    assert not await house.queued()
+    await house.routers[0].drain()
 
 
 async def test_answered_also_while_the_queue_is_down(house: House) -> None:

@@ -1,7 +1,8 @@
 """A cancel is repeated until it is confirmed, and bounded.
 
 Owns: who has confirmed what. An owner is told each 100 ms until the run's terminal event; while nobody owns the job, all routers
-are told until each one heard lately has answered. What speaks up later is answered by `Strangers`.
+are told until each one heard lately has answered. What speaks up later is answered by `Strangers`. Invariant: thousands of
+clients that leave at once cost a message each, and no more than `MOST_PER_S` repeats, whose answers this edge has to read.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from services.edge.jobs.active import ActiveJob
 from services.edge.jobs.models import ModelBoard
 from services.edge.jobs.timing import Timing
 from services.edge.jobs.wire import Wire
+
+MOST_PER_S = 4000
+"""Repeats of all cancels together; each waits longer than 100 ms while there are more."""
 
 
 class Canceller:
@@ -38,7 +42,7 @@ class Canceller:
                 else:
                     self._wire.cancel_job(job)
                     told = told or self._wire.bus.connected
-                await asyncio.wait({job.over}, timeout=self._timing.repeat_s)
+                await asyncio.wait({job.over}, timeout=max(self._timing.repeat_s, len(self._acks) / MOST_PER_S))
         finally:
             del self._acks[job.id]
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.chaos.processes import NATS, back, kill
+from tests.chaos.processes import NATS, back, kill, pid
 from tests.chaos.streams import Answer, Progress, ask_all, assert_same, longest_pause, questions, ready, undisturbed, until
 from tests.chaos.tap import tap
 from tests.e2e.conftest import StartScripted
@@ -69,16 +69,19 @@ async def test_restarted_while_jobs_wait(scripted_stack: StartScripted) -> None:
         await op.assert_clean()
 
 
-async def test_down_for_longer_than_streams_wait(scripted_stack: StartScripted) -> None:
+@pytest.mark.parametrize("seconds", [16.0, 60.0])
+async def test_down_for_longer_than_streams_wait(scripted_stack: StartScripted, seconds: float) -> None:
     """Streams end with an error in them, new requests are refused, and everything recovers by itself; nothing old runs."""
     up = scripted_stack(*TWO_OF_EACH, **PACED)
+    before = {name: pid(up, name) for name in ("e1", "r1", "r2", "p1", "p2", "d1", "d2")}
     refused: list[Answer] = []
 
     async def fault(progress: Progress) -> None:
         await progress.everybody_has(3)
-        outage = asyncio.create_task(down(up, 16.0))
-        await asyncio.sleep(1.0)  # into the outage
-        refused.extend(await ask_all(up.url, questions(4, 5)))
+        outage = asyncio.create_task(down(up, seconds))
+        for _ in range(2):
+            await asyncio.sleep(seconds / 4)  # into the outage, and further
+            refused.extend(await ask_all(up.url, questions(4, 5)))
         await outage
 
     answers = await ask_all(up.url, questions(32, 1500), fault)
@@ -89,6 +92,7 @@ async def test_down_for_longer_than_streams_wait(scripted_stack: StartScripted) 
     async with operator(up) as op:
         await op.assert_clean()
     await undisturbed(up.url, questions(8, 20))
+    assert {name: pid(up, name) for name in before} == before, "something was restarted"
 
 
 async def test_the_store_is_deleted(scripted_stack: StartScripted) -> None:

@@ -91,11 +91,12 @@ class LeaseVerb(StrEnum):
 
 
 class LeaseItem(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """`blocks` matters to `reserve` only."""
+    """`blocks` and `suspect` matter to `reserve` only. `suspect`: the job's id, when it may kill its worker."""
 
     run: int
     verb: LeaseVerb
     blocks: int = 0
+    suspect: str = ""
 
     def __post_init__(self) -> None:
         require(self.blocks >= 0, "blocks is below 0")

@@ -137,7 +137,10 @@ class Decode:
     def _prefill_here(self, placement: Placement) -> WorkerAnswer:
         worker, job, run = self._worker, placement.job, placement.run
         reason = worker.refusal(run, job)
+        if job.suspect and not worker.suspects.ask(job.job):
+            reason = reason or "isolating"
         if not reason and job.suspect:
+            worker.suspects.leave(job.job)
             admitted = worker.admit(run, job, 2, State.PREFILLING, lambda: None)
             begin_alone(worker, admitted, lambda: self._engine.prefill(RunSpec.of(run, job), then_decode=True))
             return worker.accepted(run)

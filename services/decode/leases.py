@@ -11,6 +11,7 @@ from services.bus.interface import Msg
 from services.bus.typed import answer
 from services.kv.holders import ReservationHolder
 from services.kv.pool import PoolExhausted
+from services.worker.isolation import make_room
 from services.worker.worker import Worker
 
 LEASE_S = 2.0
@@ -20,6 +21,8 @@ class Leases:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._pool = worker.engine.pool
+        self._suspect = 0
+        """The last run that a suspect has room for; another one waits as long as that is kept."""
         worker.on_unknown_cancel.append(self.release)
 
     def on_lease(self, lease: Lease, msg: Msg) -> None:
@@ -46,20 +49,31 @@ class Leases:
     def _reserve(self, item: LeaseItem) -> str:
         """Why not, "" when the room is kept. Asked twice, it is kept once."""
         worker, holder = self._worker, ReservationHolder(item.run)
-        now = worker.clock.monotonic()
+        now, line = worker.clock.monotonic(), worker.suspects
         if self._pool.renew(holder, now + LEASE_S, now=now):
             return ""
         self._pool.release(holder)  # a lease that ran out and was not swept yet
         if worker.beats.draining:
             return "draining"
-        if worker.isolates:
+        if not (line.ask(item.suspect) if item.suspect else not line) or worker.isolates:
+            return "isolating"
+        if item.suspect and self._pool.alive(ReservationHolder(self._suspect), now):
             return "isolating"
         if worker.runs.cancelled_early(item.run) or worker.runs.known(item.run):
             return "cancelled"
-        if worker.beats.credits().decode_slots < 1:
+        reason = self._keep(holder, item.blocks, now + LEASE_S)
+        if item.suspect and reason:
+            make_room(worker)  # it comes again, and nobody else is taken meanwhile
+        elif item.suspect:
+            self._suspect = item.run
+            line.leave(item.suspect)
+        return reason
+
+    def _keep(self, holder: ReservationHolder, blocks: int, until: float) -> str:
+        if self._worker.beats.credits().decode_slots < 1:
             return "no_slot"
         try:
-            self._pool.allocate(holder, item.blocks, expires=now + LEASE_S)
+            self._pool.allocate(holder, blocks, expires=until)
         except PoolExhausted:
             return "no_blocks"
         return ""

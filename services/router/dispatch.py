@@ -121,7 +121,7 @@ class Dispatcher:
         return _NotTaken(decision.decode)
 
     async def _on_pair(self, run: int, job: Job, pair: Pair, by: float) -> Accepted | _NotTaken:
-        if not await self._reserve(run, pair, by):
+        if not await self._reserve(run, job, pair, by):
             return _NotTaken(pair.decode)
         taken = False
         try:
@@ -136,8 +136,10 @@ class Dispatcher:
             return Accepted(run=run, prefill=pair.prefill, decode=pair.decode, router=self.bus.process)
         return _NotTaken(pair.prefill)
 
-    async def _reserve(self, run: int, pair: Pair, by: float) -> bool:
-        lease = Lease(process=self.bus.process, items=(LeaseItem(run=run, verb=LeaseVerb.RESERVE, blocks=pair.blocks),))
+    async def _reserve(self, run: int, job: Job, pair: Pair, by: float) -> bool:
+        suspect = job.job if job.suspect else ""
+        item = LeaseItem(run=run, verb=LeaseVerb.RESERVE, blocks=pair.blocks, suspect=suspect)
+        lease = Lease(process=self.bus.process, items=(item,))
         charge = self.view.charge(pair.decode, slots=1, blocks=pair.blocks)
         answer: LeaseAnswer | None = await self._ask(self.subjects.decode_lease(pair.decode), lease, LeaseAnswer, charge, by)
         if answer is None:

@@ -12,7 +12,7 @@ worker prefills a tail of at most one step itself when that is faster than the b
 from __future__ import annotations
 
 from collections.abc import Collection, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from schemas.errors import ContextLengthExceeded, HeadraceError, ModelChanged, ModelLoading
@@ -158,14 +158,15 @@ def _cost(candidate: tuple[float, Worker]) -> float:
 
 
 def _first(pool: Pool, request: Request) -> Pool:
-    """`pool` with one worker a phase that is large enough, the same whoever asks."""
+    """`pool` with one worker a phase that is large enough, the same whoever asks. It makes room, so it counts as empty."""
     prefill = _able(pool.well(Role.PREFILL), request, request.blocks(pool.block_tokens))
     decode, both = (_able(pool.well(role), request, request.room(pool.block_tokens)) for role in (Role.DECODE, Role.BOTH))
     pair = [min(prefill), min(decode)] if prefill and decode else []
     alone = [] if pair else sorted(both if prefill else {**both, **decode})[:1]
     one = Pool(pool.kv_compat, pool.weights, pool.block_tokens, pool.token_s)
     for process in pair + alone:
-        one.put((prefill | decode | both)[process])
+        worker = (prefill | decode | both)[process]
+        one.put(replace(worker, queued=0, running=0, decode_slots=1, kv_blocks=worker.kv_total))
     return one
 
 

@@ -20,6 +20,7 @@ from services.router.lanes import Tiers, charge, next_turn, note
 from services.router.placement import Local, Pair, place
 from services.router.placement_request import Request
 from services.router.pulled import Pulled
+from services.router.resumes import Resumes
 from services.router.tasks import Tasks
 from services.router.view import View
 from services.router.waiting import Lanes, Waiting
@@ -40,6 +41,7 @@ class QueuePath:
         view: View,
         waiting: Waiting,
         pulled: Pulled,
+        resumes: Resumes,
         clock: Clock,
         random: Random,
         poll_s: float,
@@ -49,6 +51,7 @@ class QueuePath:
         self._view = view
         self._waiting = waiting
         self._pulled = pulled
+        self._resumes = resumes
         self._clock = clock
         self._random = random
         self._poll_s = poll_s
@@ -114,6 +117,9 @@ class QueuePath:
             turn = next_turn(self._tiers[model], _without(lanes, passed), now)
             if turn is None:
                 return
+            if not self._credit(model, turn.tier):
+                passed.add((turn.tier, turn.lane))
+                continue
             token = model_token(model)
             item = await self._queue.pull(
                 f"{self._subjects.lane(model, turn.tier, turn.lane)}.*", f"{token}_{turn.tier}_{turn.lane}"
@@ -124,8 +130,12 @@ class QueuePath:
             else:
                 self._tiers[model] = charge(turn.tiers, turn.tier, turn.lane, tokens)
 
-    def _credit(self, model: str) -> bool:
-        return isinstance(place(self._view.pools(model), Request(tokens=1), self._view.now(), self._random), Pair | Local)
+    def _credit(self, model: str, tier: str = "") -> bool:
+        """Somebody would take a short job; one of `tier`, which must leave to resumed jobs what they wait for."""
+        pools = self._view.pools(model)
+        if tier:
+            pools = self._resumes.left_for(model, tier, pools)
+        return isinstance(place(pools, Request(tokens=1), self._view.now(), self._random), Pair | Local)
 
     def _unreachable(self, error: BusUnavailable) -> None:
         if self._may_log() is not None:

@@ -33,6 +33,7 @@ from services.router.prefix_index import PrefixIndex
 from services.router.pulled import Pulled
 from services.router.queue import QueuePath
 from services.router.report import Reporter
+from services.router.resumes import Resumes
 from services.router.status import Status, status
 from services.router.submit import Submits
 from services.router.tasks import Tasks
@@ -67,10 +68,12 @@ class Router:
         self._tasks = Tasks()
         self.feed = KvFeed(bus, subjects, self.index, self._tasks.spawn)
         cancelled = CancelledJobs(clock)
+        resumes = Resumes(clock)
         dispatcher = Dispatcher(bus, subjects, self.view, self.index, cancelled, random)
         pulled = Pulled(dispatcher, cancelled, self.edges, self.waiting, self.drained, refusals, within)
-        self.queue_path = QueuePath(queue, subjects, self.view, self.waiting, pulled, clock, random, settings.router.queue_poll_s)
-        self.submits = Submits(bus, self.view, self.waiting, dispatcher, random, within, self.queue_path.wake)
+        poll_s = settings.router.queue_poll_s
+        self.queue_path = QueuePath(queue, subjects, self.view, self.waiting, pulled, resumes, clock, random, poll_s)
+        self.submits = Submits(bus, self.view, self.waiting, dispatcher, resumes, random, within, self.queue_path.wake)
         self.cancels = Cancels(bus, subjects, queue, cancelled, self.waiting, clock)
         self.reporter = Reporter(bus, subjects, self.view, self.waiting, self.drained, clock, settings.model)
         self._group: list[Subscription] = []

@@ -15,8 +15,9 @@ from schemas.placement import Queue, SubmitAnswer
 from services.bus.interface import Bus, Msg
 from services.bus.typed import answer
 from services.router.dispatch import Dispatcher, refusal
-from services.router.placement import Impossible, place
+from services.router.placement import Impossible, Local, Pair, place
 from services.router.placement_request import PATIENCE_S, Request
+from services.router.resumes import Resumes
 from services.router.tasks import Tasks
 from services.router.view import View
 from services.router.waiting import Waiting
@@ -34,6 +35,7 @@ class Submits:
         view: View,
         waiting: Waiting,
         dispatcher: Dispatcher,
+        resumes: Resumes,
         random: Random,
         within: float,
         on_queued: Callable[[str], None],
@@ -42,6 +44,7 @@ class Submits:
         self._view = view
         self._waiting = waiting
         self._dispatcher = dispatcher
+        self._resumes = resumes
         self._random = random
         self._within = within
         self._on_queued = on_queued
@@ -62,13 +65,21 @@ class Submits:
     async def _place(self, job: Job, msg: Msg, by: float) -> None:
         held, patience = self._held_back(job), 0.0 if job.resume else PATIENCE_S
         left = by - asyncio.get_running_loop().time()
-        self._answer(job, msg, held or await self._dispatcher.place(job, left, patience))
+        said = held or await self._dispatcher.place(job, left, patience)
+        if job.resume:
+            (self._resumes.unplaced if isinstance(said, Queue) else self._resumes.placed)(job)
+        self._answer(job, msg, said)
 
     def _held_back(self, job: Job) -> SubmitAnswer | None:
         """The answer to a job that must wait its turn; None when it may be placed now."""
-        if job.resume or not self._waiting.ahead_of(job.model, job.tier):
+        if job.resume:
             return None
-        decision = place(self._view.pools(job.model), Request.of(job), self._view.now(), self._random)
+        request, now, pools = Request.of(job), self._view.now(), self._view.pools(job.model)
+        free = self._resumes.left_for(job.model, job.tier, pools)
+        if not self._waiting.ahead_of(job.model, job.tier):
+            if len(free) == len(pools) or isinstance(place(free, request, now, self._random), Pair | Local):
+                return None
+        decision = place(pools, request, now, self._random)
         if isinstance(decision, Impossible):
             return refusal(decision.error)  # waiting cannot help it
         return Queue(router=self._bus.process, reason="others_wait")

@@ -18,11 +18,16 @@ WITHIN_S = 2.0
 """The others end within the step in progress; the server answers a ping in a millisecond."""
 
 
-async def make_alone(worker: Worker, run: Run) -> bool:
-    """End every other run of `worker`. False when they did not end in time, or NATS could not be told."""
+def make_room(worker: Worker, run: Run | None = None) -> None:
+    """Have every run of `worker` but this one end, within the step in progress."""
     for other in worker.runs:
         if other is not run:
             worker.drop(other, State.RETRY, "isolated")
+
+
+async def make_alone(worker: Worker, run: Run) -> bool:
+    """End every other run of `worker`. False when they did not end in time, or NATS could not be told."""
+    make_room(worker, run)
     try:
         async with asyncio.timeout(WITHIN_S):
             while len(worker.runs) > 1:

@@ -34,6 +34,7 @@ from services.worker.outbox import Outbox
 from services.worker.replay import ReplayRing
 from services.worker.runs import UNATTENDED_S, Run, RunTable
 from services.worker.stalls import StallWatch
+from services.worker.suspects import SuspectLine
 
 _log = logging.getLogger(__name__)
 RunHook = Callable[[Run], None]
@@ -57,6 +58,7 @@ class Worker:
         self.outbox = Outbox(bus, subjects.control(bus.process), self.ring, clock)
         self.edges = EdgeWatch(bus, clock)
         self.stalls = StallWatch(clock)
+        self.suspects = SuspectLine(clock)
         self.beats = Beats(bus, subjects, engine, role, clock, self._decoding, self._queued_tokens, self.stalls, host)
         self.on_prefilled: RunHook | None = None
         self.on_end: list[RunHook] = []
@@ -70,7 +72,7 @@ class Worker:
         """Why a run cannot begin here, "" when it can: what every phase checks first."""
         if self.beats.draining:
             return "draining"
-        if self.isolates:
+        if self.isolates or (self.suspects and not job.suspect):
             return "isolating"
         if job.model != self.engine.info.model:
             return "wrong_model"

@@ -155,7 +155,7 @@ def every() -> list[Message]:
         Placement(run=RUN, job=job(), decode=WORKER, fetch=CachedBlocks(process=WORKER, blocks=3)),
         Accept(run=RUN, credits=CREDITS),
         Refuse(run=RUN, reason="no_blocks", credits=CREDITS, retry_after=1.0),
-        Lease(process="p", items=(LeaseItem(run=RUN, verb=LeaseVerb.RESERVE, blocks=3),)),
+        Lease(process="p", items=(LeaseItem(run=RUN, verb=LeaseVerb.RESERVE, blocks=3, suspect=JOB),)),
         LeaseAnswer(results=(LeaseResult(run=RUN, ok=False, reason="no_slot"),), credits=CREDITS),
         Handoff(
             run=RUN,

@@ -23,7 +23,7 @@ _WARM_S = 1.4
 @dataclass(frozen=True, slots=True)
 class Result:
     """`trace` is a hash of every message that arrived; `seconds` virtual ones. `pauses`: of each client the longest time from its
-    first token on without a new one; `attempts` it took."""
+    first token on without a new one; `attempts` it took, `deaths` of its owners."""
 
     seed: int
     trace: int
@@ -32,6 +32,7 @@ class Result:
     outcomes: Counter[str]
     pauses: tuple[float, ...]
     attempts: tuple[int, ...]
+    deaths: tuple[int, ...]
 
 
 class Failed(AssertionError):
@@ -94,6 +95,7 @@ class _Simulation:
             Counter(r.outcome or "edge_died" for r in self._records),
             tuple(record.pause for record in self._records),
             tuple(record.job.attempt for record in self._records),
+            tuple(record.job.deaths for record in self._records),
         )
         for record in self._records:
             judge(record, self._plan)

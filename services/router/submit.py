@@ -76,9 +76,9 @@ class Submits:
             return None
         request, now, pools = Request.of(job), self._view.now(), self._view.pools(job.model)
         free = self._resumes.left_for(job.model, job.tier, pools)
-        if not self._waiting.ahead_of(job.model, job.tier):
-            if len(free) == len(pools) or isinstance(place(free, request, now, self._random), Pair | Local):
-                return None
+        taken = len(free) < len(pools) and not isinstance(place(free, request, now, self._random), Pair | Local)
+        if not taken and not self._waiting.ahead_of(job.model, job.tier):
+            return None
         decision = place(pools, request, now, self._random)
         if isinstance(decision, Impossible):
             return refusal(decision.error)  # waiting cannot help it

@@ -8,13 +8,13 @@ from schemas.job import SUSPECT, Tier
 from schemas.placement import Accepted, Queue
 from schemas.state import Role
 from services.clock import ManualClock
+from services.router.placement_workers import Pool
 from services.router.resumes import FRESH_S, Resumes
 from tests.router.fakes import MODEL, a_job
 from tests.router.harness import House, eventually
-from tests.router.test_placement import worker
 from tests.waiting import until
 
-OLD, NEW = worker("d1", Role.DECODE, weights="old"), worker("d2", Role.DECODE, weights="new")
+OLD, NEW = Pool("a", "old", 16), Pool("b", "new", 16)
 
 
 def resumes() -> tuple[Resumes, ManualClock]:
@@ -68,6 +68,6 @@ async def test_one_that_never_comes_back_holds_up_for_a_moment_only(house: House
     assert isinstance(await house.submit(a_job(resume=True, weights="w")), Queue)
     both.free()
     assert isinstance(await house.submit(a_job()), Queue)
-    seen, submits = house.routers[0].view.workers(MODEL), house.routers[0].submits
-    await until(lambda: submits._resumes.left_for(MODEL, Tier.PAID, seen) == seen)
+    view, submits = house.routers[0].view, house.routers[0].submits
+    await until(lambda: submits._resumes.left_for(MODEL, Tier.PAID, view.pools(MODEL)))
     assert isinstance(await house.submit(a_job()), Accepted)

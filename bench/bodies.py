@@ -14,9 +14,12 @@ _WORDS = (
 ).split()
 
 
-def write_bodies(path: Path, *, model: str, max_tokens: int, words: int, count: int) -> None:
-    """`count` streamed greedy chats of `words` random words that run to `max_tokens` whatever the model says."""
-    random = Random(7)
+def write_bodies(path: Path, *, model: str, max_tokens: int, words: int, count: int, seed: int = 7) -> None:
+    """`count` streamed greedy chats of `words` random words that run to `max_tokens` whatever the model says.
+
+    Files of different `seed` share no prompt.
+    """
+    random = Random(seed)
     with path.open("w") as file:
         for _ in range(count):
             prompt = " ".join([str(random.randrange(10**6)), *(random.choice(_WORDS) for _ in range(words))])

@@ -1,11 +1,12 @@
 // Closed-loop load generator for OpenAI's streaming API: one thread, epoll, raw sockets, so that it is not the bottleneck.
 //
 //   cc -O2 -o load load.c
-//   load -b BODIES [-h HOST] [-p PORT] [-u PATH] [-c STREAMS] [-n REQUESTS] [-t MAX_SECONDS] [-o OFFSET] [-q] [-v]
+//   load -b BODIES [-h HOST] [-p PORT] [-u PATH] [-c STREAMS] [-n REQUESTS] [-t MAX_SECONDS] [-d SECONDS] [-o OFFSET] [-q] [-v]
 //
 // BODIES holds one JSON body a line; STREAMS requests are open at a time. Prints one JSON object: requests and tokens per
-// second, time to first token and between tokens in ms, and the share of a core this program itself took. -q asks for
-// immediate ACKs, -v prints every event.
+// second, time to first token and between tokens in ms, and the share of a core this program itself took. -d measures for
+// that long, whatever -n says: what is open then is cut off, its tokens so far count. -q asks for immediate ACKs, -v prints every
+// event.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -66,7 +67,7 @@ typedef struct {
     int cl;
     double t0, tl;
     int events;
-    long usage;
+    long usage, prompt;
     size_t woff;
     char *req;
     size_t rl;
@@ -76,11 +77,11 @@ typedef struct {
 static char *host = "127.0.0.1", *path = "/v1/chat/completions";
 static int port = 8000, C = 1;
 static long N = 100;
-static double maxs = 110;
+static double maxs = 110, window = 0;
 static int verbose = 0;
 static char **bodies;
 static int nb;
-static long issued, done_, errs, tok_ev, tok_us, bytes_;
+static long issued, done_, errs, tok_ev, tok_us, tok_prompt, bytes_;
 static vec ttft, itl, e2e;
 static int ep;
 static double lastdone;
@@ -116,7 +117,7 @@ static void flush_(conn *c) {
     }
 }
 static void start(conn *c) {
-    if (issued >= N || closing) {
+    if ((issued >= N && !window) || closing) {
         c->active = 0;
         return;
     }
@@ -134,10 +135,15 @@ static void start(conn *c) {
     c->cl = 0;
     c->events = 0;
     c->usage = -1;
+    c->prompt = 0;
     c->active = 1;
     c->sse = 0;
     c->t0 = c->tl = now();
     flush_(c);
+}
+static long number_after(const char *text, const char *key) {
+    const char *at = strstr(text, key);
+    return at ? atol(at + strlen(key)) : -1;
 }
 static void line_(conn *c, double t) {
     if (c->ll && c->line[c->ll - 1] == '\r')
@@ -154,15 +160,12 @@ static void line_(conn *c, double t) {
         return;
     if (verbose)
         fprintf(stderr, "%s\n", l);
-    char *u = strstr(p, "\"completion_tokens\":");
-    if (u) {
-        u += 20;
-        while (*u == ' ')
-            u++;
-        long v = atol(u);
-        if (v > c->usage)
-            c->usage = v;
-    }
+    long v = number_after(p, "\"completion_tokens\":");
+    if (v > c->usage)
+        c->usage = v;
+    v = number_after(p, "\"prompt_tokens\":");
+    if (v > c->prompt)
+        c->prompt = v;
     // content event = has non-empty content/text delta
     int has = 0;
     char *q = p;
@@ -218,6 +221,7 @@ static void finish(conn *c, double t) {
         errs++;
     tok_ev += c->events;
     tok_us += c->usage > 0 ? c->usage : c->events;
+    tok_prompt += c->prompt;
     push(&e2e, (t - c->t0) * 1e3);
     c->reused = 1;
     start(c);
@@ -365,7 +369,7 @@ static void onread(conn *c) {
 int main(int ac, char **av) {
     char *bf = 0;
     int o;
-    while ((o = getopt(ac, av, "h:p:u:c:n:b:t:vqo:")) > 0) {
+    while ((o = getopt(ac, av, "h:p:u:c:n:b:t:d:vqo:")) > 0) {
         if (o == 'h')
             host = optarg;
         if (o == 'p')
@@ -380,6 +384,8 @@ int main(int ac, char **av) {
             bf = optarg;
         if (o == 't')
             maxs = atof(optarg);
+        if (o == 'd')
+            window = atof(optarg);
         if (o == 'v')
             verbose = 1;
         if (o == 'q')
@@ -418,7 +424,14 @@ int main(int ac, char **av) {
             act += cs[i].active;
         if (!act)
             break;
-        int k = epoll_wait(ep, ev, 1024, 1000);
+        int k = epoll_wait(ep, ev, 1024, window ? 10 : 1000);
+        if (window && now() - T0 >= window) {
+            for (int i = 0; i < C; i++)
+                if (cs[i].active)
+                    tok_ev += cs[i].events, tok_us += cs[i].events;
+            lastdone = now();
+            break;
+        }
         if (now() - T0 > maxs) {
             if (!closing) {
                 fprintf(stderr, "time limit\n");
@@ -446,9 +459,9 @@ int main(int ac, char **av) {
     qsort(itl.v, itl.n, 4, cmpf);
     qsort(e2e.v, e2e.n, 4, cmpf);
     printf("{\"c\":%d,\"n\":%ld,\"errors\":%ld,\"secs\":%.3f,\"rps\":%.1f,\"tok_s\":%.1f,\"events_s\":%.1f,\"tokens\":%"
-           "ld,\"ttft_ms\":{\"mean\":%.3f,\"p50\":%.3f,\"p90\":%.3f,\"p99\":%.3f},\"itl_ms\":{\"mean\":%.3f,\"p50\":%."
+           "ld,\"prompt_tokens\":%ld,\"ttft_ms\":{\"mean\":%.3f,\"p50\":%.3f,\"p90\":%.3f,\"p99\":%.3f},\"itl_ms\":{\"mean\":%.3f,\"p50\":%."
            "3f,\"p99\":%.3f},\"e2e_ms\":{\"p50\":%.3f,\"p99\":%.3f},\"MBps\":%.1f,\"client_cpu_frac\":%.2f}\n",
-           C, done_, errs, T, done_ / T, tok_us / T, tok_ev / T, tok_us, mean(&ttft), pct(&ttft, .5), pct(&ttft, .9),
+           C, done_, errs, T, done_ / T, tok_us / T, tok_ev / T, tok_us, tok_prompt, mean(&ttft), pct(&ttft, .5), pct(&ttft, .9),
            pct(&ttft, .99), mean(&itl), pct(&itl, .5), pct(&itl, .99), pct(&e2e, .5), pct(&e2e, .99), bytes_ / T / 1e6,
            cpu / T);
     return errs ? 1 : 0;

@@ -71,12 +71,12 @@ def one_round(running: Stack, load: Path, two: Path, long: Path) -> Round:
     streamed = run_load(load, running.port, long, streams=32, requests=256)
     after = running.cpu_seconds()
     return Round(
-        ttft_ms=single["ttft_ms"]["p50"],  # type: ignore[index]
-        second_ms=single["itl_ms"]["p50"],  # type: ignore[index]
-        requests_s=short["rps"],  # type: ignore[arg-type]
-        tokens_s=streamed["tok_s"],  # type: ignore[arg-type]
-        cpu_per_request=_per(before, between, short["n"]),  # type: ignore[arg-type]
-        cpu_per_token=_per(between, after, streamed["tokens"]),  # type: ignore[arg-type]
+        ttft_ms=single["ttft_ms"]["p50"],
+        second_ms=single["itl_ms"]["p50"],
+        requests_s=short["rps"],
+        tokens_s=streamed["tok_s"],
+        cpu_per_request=_per(before, between, short["n"]),
+        cpu_per_token=_per(between, after, streamed["tokens"]),
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -23,6 +24,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 class Stack:
     """A running stack. `pids` by name: nats, r1, p1, d1, e1 …"""
 
+    home: Path
     port: int
     model: str
     pids: dict[str, int]
@@ -41,7 +43,7 @@ def stack(home: Path, *arguments: str, settings: dict[str, str] | None = None) -
     up = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         model = _wait_ready(port, up)
-        yield Stack(port, model, _children(up.pid))
+        yield Stack(home, port, model, _children(up.pid))
     finally:
         up.send_signal(signal.SIGINT)
         try:
@@ -64,11 +66,23 @@ def build_load(folder: Path) -> Path:
     return program
 
 
-def run_load(program: Path, port: int, bodies: Path, *, streams: int, requests: int, offset: int = 0) -> dict[str, object]:
+def run_load(program: Path, port: int, bodies: Path, *, streams: int, requests: int, offset: int = 0) -> dict[str, Any]:
     """One closed-loop run; what the generator printed. Raises CalledProcessError when a request failed."""
-    command = [str(program), "-p", str(port), "-b", str(bodies), "-c", str(streams), "-n", str(requests), "-o", str(offset)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    result: dict[str, object] = json.loads(done.stdout)
+    return load_result(start_load(program, port, bodies, "-c", str(streams), "-n", str(requests), "-o", str(offset)))
+
+
+def start_load(program: Path, port: int, bodies: Path, *options: str) -> subprocess.Popen[str]:
+    """The load generator at work; `load_result` waits for it."""
+    command = [str(program), "-p", str(port), "-b", str(bodies), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def load_result(running: subprocess.Popen[str]) -> dict[str, Any]:
+    """What the generator printed. Raises RuntimeError, with what it said, when a request failed."""
+    out, said = running.communicate(timeout=600)
+    if running.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, running.args))}: {said or out}")  # type: ignore[arg-type]
+    result: dict[str, Any] = json.loads(out)
     return result
 
 

@@ -21,6 +21,7 @@ from services.kv.transfer.server import SocketTransferServer
 from services.models.store import ModelStore
 from services.prefill.prefill import Prefill
 from services.settings import Settings
+from services.telemetry.loop_lag import record_loop_lag
 from services.telemetry.metrics import Metrics
 from services.worker.service import Phase, run
 from services.worker.worker import Worker
@@ -49,6 +50,7 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
     refusals = Refusals(metrics, clock)
     registry = KvRegistry(JetStream(bus, replicas=nats.replicas), WORKERS_BUCKET)
     service = Service(bus, f"headrace-{role}", "0.1.0", f"Headrace {role} worker", {"model": settings.model})
+    worker.spawn(record_loop_lag(metrics, clock.monotonic), "loop lag")
     try:
         await run(worker, phases, refusals, registry, service, stop, settings.worker.drain_timeout_s)
     finally:

@@ -15,6 +15,7 @@ from services.bus.jetstream import JetStream
 from services.bus.jetstream_queue import JetStreamWorkQueue
 from services.bus.kv_registry import KvRegistry
 from services.bus.micro import Service
+from services.bus.micro_endpoint import ServiceHandler
 from services.bus.nats_bus import Credentials, NatsBus, connect
 from services.clock import SystemClock
 from services.edge.api.app import create_app
@@ -33,6 +34,7 @@ from services.models.store import ModelStore
 from services.settings import Settings
 from services.telemetry import names
 from services.telemetry.logs import fields
+from services.telemetry.loop_lag import record_loop_lag
 from services.telemetry.metrics import Metrics
 
 _CANCEL_S = 2.0
@@ -71,14 +73,14 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         bucket = KvRegistry(js, QUARANTINE_BUCKET, ttl_s=TTL_S, about="Headrace: requests that are refused, by keyed hash")
         shared = QuarantineBucket(quarantine, bucket, bus, clock)
         await shared.open()
-        spreading = asyncio.create_task(shared.run())
+        beside = [asyncio.create_task(shared.run()), asyncio.create_task(record_loop_lag(metrics, clock.monotonic))]
         traffic = Traffic()
         metrics.gauge(names.REQUESTS_RUNNING, lambda: float(len(jobs)))
         metrics.gauge(names.REQUESTS_WAITING, lambda: float(jobs.models.waiting(files.name)))
         served = Served(edge, jobs, text, whose, clock, random, metrics, int(clock.wall()))
         app = create_app(served, traffic, lambda: f"req-{random.getrandbits(96):024x}")
         server = HttpServer(app, edge.host, edge.port)
-        admin = _admin(bus, traffic, jobs, settings, stop)
+        admin = _admin(bus, traffic, jobs, settings, metrics, stop)
         await admin.start()
         over_nats = NatsChat(bus, subjects, served, traffic, partial(tenant, secret), random)
         chat = chat_service(bus, subjects, over_nats, edge.max_nats_requests, {"model": settings.model})
@@ -91,14 +93,17 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         await chat.drain(_CANCEL_S)
         await over_nats.close()
         await admin.drain(_CANCEL_S)
-        spreading.cancel()
-        await asyncio.gather(spreading, return_exceptions=True)
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
     finally:
         text.close()
         await bus.drain(_CANCEL_S)
 
 
-def _admin(bus: NatsBus, traffic: Traffic, jobs: Supervisor, settings: Settings, stop: asyncio.Event) -> Service:
+def _admin(
+    bus: NatsBus, traffic: Traffic, jobs: Supervisor, settings: Settings, metrics: Metrics, stop: asyncio.Event
+) -> Service:
     async def say_status(_: Msg) -> Status:
         return status(bus, traffic, jobs)
 
@@ -106,8 +111,12 @@ def _admin(bus: NatsBus, traffic: Traffic, jobs: Supervisor, settings: Settings,
         traffic.draining = draining
         return status(bus, traffic, jobs)
 
+    async def say_metrics(_: Msg) -> bytes:
+        return metrics.prometheus_text()
+
     service = Service(bus, "headrace-edge", "0.1.0", "Headrace edge: HTTP in, jobs out", {"model": settings.model})
-    for verb, handler in {"status": say_status, **drain_verbs(set_draining, stop)}.items():
+    verbs: dict[str, ServiceHandler] = {"status": say_status, "metrics": say_metrics, **drain_verbs(set_draining, stop)}
+    for verb, handler in verbs.items():
         service.endpoint(verb, Subjects(settings.nats.prefix).admin("edge", bus.process, verb), handler)
     return service
 

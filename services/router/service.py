@@ -14,12 +14,15 @@ from services.bus.interface import Msg
 from services.bus.jetstream import JetStream
 from services.bus.jetstream_queue import JetStreamWorkQueue
 from services.bus.micro import Service
+from services.bus.micro_endpoint import ServiceHandler
 from services.bus.nats_bus import Credentials, NatsBus, connect
 from services.bus.typed import Refusals
 from services.clock import SystemClock
 from services.router.router import Router
 from services.router.status import Status
 from services.settings import Settings
+from services.telemetry.loop_lag import record_loop_lag
+from services.telemetry.metrics import Metrics
 
 WARM_UP_S = 0.5
 """Two beats of every worker: before that, a job would be refused for workers that are only not heard yet."""
@@ -30,13 +33,22 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
     """Route until `stop` is set. Raises `BusUnavailable` when NATS cannot be reached at the start."""
     nats = settings.nats
     credentials = Credentials(nats.user, nats.password) if nats.user else None
-    clock, random = SystemClock(), SystemRandom()
+    clock, random, metrics = SystemClock(), SystemRandom(), Metrics.collecting(process)
     dialect = Dialect(settings.schema_version, clock)
-    bus = await connect(nats.servers, process, "router", credentials=credentials, timeout=nats.connect_timeout_s, dialect=dialect)
+    bus = await connect(
+        nats.servers,
+        process,
+        "router",
+        credentials=credentials,
+        timeout=nats.connect_timeout_s,
+        metrics=metrics,
+        dialect=dialect,
+    )
+    lag = asyncio.create_task(record_loop_lag(metrics, clock.monotonic))
     try:
         queue = JetStreamWorkQueue(JetStream(bus, replicas=nats.replicas), Subjects(nats.prefix))
-        router = Router(bus, queue, settings, clock, random, Refusals(clock=clock))
-        admin = _admin(bus, router, settings, stop)
+        router = Router(bus, queue, settings, clock, random, Refusals(metrics, clock))
+        admin = _admin(bus, router, settings, metrics, stop)
         await router.listen()
         with suppress(TimeoutError):
             async with asyncio.timeout(WARM_UP_S):
@@ -48,18 +60,23 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         await router.drain()
         await admin.drain(settings.router.drain_timeout_s)
     finally:
+        lag.cancel()
         await bus.drain(settings.router.drain_timeout_s)
 
 
-def _admin(bus: NatsBus, router: Router, settings: Settings, stop: asyncio.Event) -> Service:
-    async def status(_: Msg) -> Status:
+def _admin(bus: NatsBus, router: Router, settings: Settings, metrics: Metrics, stop: asyncio.Event) -> Service:
+    async def say_status(_: Msg) -> Status:
         return router.status()
+
+    async def say_metrics(_: Msg) -> bytes:
+        return metrics.prometheus_text()
 
     async def set_draining(draining: bool) -> Status:
         await (router.leave() if draining else router.join())
         return router.status()
 
     service = Service(bus, "headrace-router", "0.1.0", "Headrace router: where and when a job runs", {"model": settings.model})
-    for verb, handler in {"status": status, **drain_verbs(set_draining, stop)}.items():
+    verbs: dict[str, ServiceHandler] = {"status": say_status, "metrics": say_metrics, **drain_verbs(set_draining, stop)}
+    for verb, handler in verbs.items():
         service.endpoint(verb, Subjects(settings.nats.prefix).admin("router", bus.process, verb), handler)
     return service

@@ -48,6 +48,7 @@ class Metrics:
         self.engine_step_time = self._histogram(names.ENGINE_STEP_TIME)
         self.draft_tokens = self._counter(names.DRAFT_TOKENS)
         self.accepted_tokens = self._counter(names.ACCEPTED_TOKENS)
+        self.event_loop_lag = self._histogram(names.EVENT_LOOP_LAG)
         self.bus_refused = self._counter(names.BUS_REFUSED)
         self.bus_reconnects = self._counter(names.BUS_RECONNECTS)
         self.bus_errors = self._counter(names.BUS_ERRORS)

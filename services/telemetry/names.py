@@ -28,6 +28,7 @@ class Spec:
 _FIRST_TOKEN = (0.005, 0.01, 0.02, 0.04, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 _TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 _REQUEST = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0)
+_LAG = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
 _FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
@@ -71,6 +72,7 @@ KV_BLOCKS_FETCHED = _counter("headrace_kv_blocks_fetched_total", "Cached KV bloc
 ENGINE_STEP_TIME = _histogram("headrace_engine_step_seconds", "One engine step.", _TOKEN)
 DRAFT_TOKENS = _counter("headrace_spec_decode_draft_tokens_total", "Tokens guessed ahead by speculative decoding.")
 ACCEPTED_TOKENS = _counter("headrace_spec_decode_accepted_tokens_total", "Guessed tokens that were right.")
+EVENT_LOOP_LAG = _histogram("headrace_event_loop_lag_seconds", "How late a timer of this process's event loop fired.", _LAG)
 
 BUS_REFUSED = _counter("headrace_bus_refused_total", "Messages refused whole, by subject family and reason.")
 BUS_RECONNECTS = _counter("headrace_bus_reconnects_total", "Times the NATS connection came back.")

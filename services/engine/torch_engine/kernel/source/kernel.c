@@ -35,15 +35,23 @@ static void compute_layer(hr_engine *e, member *m, int number) {
     const int rows = e->step->rows;
     norm_phase(e, m, layer->attention_norm, NULL, rows);
     const part qkv[] = {{&layer->query, e->qkv}, {&layer->key, e->qkv + e->key_at}, {&layer->value, e->qkv + e->value_at}};
-    product_phase(e, m, qkv, 3, e->normed, e->hidden_step, rows, e->qkv_step, STORE);
+    spent(e, m, HR_NORMS);
+    product_phase(e, m, qkv, 3, e->normed, e->hidden_step, rows, e->qkv_step, STORE, &layer->output);
+    spent(e, m, HR_QKV);
     place_phase(e, m, number);
+    spent(e, m, HR_PLACE);
     attention_phase(e, m, number);
+    spent(e, m, HR_ATTENTION);
     const part output = {&layer->output, e->x};
-    product_phase(e, m, &output, 1, e->attended, e->attended_step, rows, e->hidden_step, ADD);
+    product_phase(e, m, &output, 1, e->attended, e->attended_step, rows, e->hidden_step, ADD, &layer->gate);
+    spent(e, m, HR_OUTPUT);
     norm_phase(e, m, layer->mlp_norm, NULL, rows);
+    spent(e, m, HR_NORMS);
     gated_phase(e, m, layer, e->normed, e->hidden_step, rows);
+    spent(e, m, HR_GATE_UP);
     const part down = {&layer->down, e->x};
-    product_phase(e, m, &down, 1, e->mlp, e->mlp_step, rows, e->hidden_step, ADD);
+    product_phase(e, m, &down, 1, e->mlp, e->mlp_step, rows, e->hidden_step, ADD, number + 1 < e->model.layer_count ? &layer[1].query : &e->model.head);
+    spent(e, m, HR_DOWN);
 }
 
 /* One member looks at the caller's flag for all, who must see the same. */
@@ -56,14 +64,18 @@ static int stopped(hr_engine *e, member *m) {
 
 static void compute(member *m, void *argument) {
     hr_engine *e = argument;
+    spent(e, m, HR_PARTS); /* what was before this step is nobody's */
     embed_phase(e, m);
+    spent(e, m, HR_EMBED);
     for (int number = 0; number < e->model.layer_count; number++) {
         if (stopped(e, m)) return;
         compute_layer(e, m, number);
     }
     norm_phase(e, m, e->model.norm, e->step->sampled, e->step->sampled_count);
     const part head = {&e->model.head, e->step->logits};
-    product_phase(e, m, &head, 1, e->normed, e->hidden_step, e->step->sampled_count, e->step->logits_step, STORE);
+    spent(e, m, HR_NORMS);
+    product_phase(e, m, &head, 1, e->normed, e->hidden_step, e->step->sampled_count, e->step->logits_step, STORE, &e->model.layers->query);
+    spent(e, m, HR_HEAD);
 }
 
 /* Row → block, span → tiles of queries. 0 when an index points outside the model, the KV memory or the step. */
@@ -188,6 +200,10 @@ int64_t hr_block_bytes(int32_t layers, int32_t kv_heads, int32_t head_dim, int32
     int64_t numbers = (int64_t)kv_heads * HR_BLOCK_TOKENS * (head_dim + whole_strips(head_dim));
     return layers * numbers * size_of(kv_dtype);
 }
+
+#ifdef HR_PROFILE
+const double *hr_profile(const hr_engine *e) { return e->spent; }
+#endif
 
 int32_t hr_version(void) { return HR_VERSION; }
 const char *hr_isa(void) { return HR_ISA; }

@@ -13,14 +13,16 @@
 #define PACK_STEP 8    /* k of one transposition */
 #define PACKING_ROWS (TILE_ROWS >= 12 ? 8 : 2) /* rows whose sums fit beside a transposition */
 
-/* 16 rows of one matrix and 16 of the same or another one, `step` bytes from row to row. `ahead`: to what is wanted next. */
+/* 16 rows of one matrix and 16 of the same or another one, `step` bytes from row to row; `then_left`, `then_right`: where what is
+ * wanted next begins, 16 rows each that lie one behind the other. */
 typedef struct {
-    const char *left, *right;
-    int64_t step, ahead;
+    const char *left, *right, *then_left, *then_right;
+    int64_t step;
 } weight_rows;
 
 static inline weight_rows skip(weight_rows rows, int64_t bytes) {
-    return (weight_rows){rows.left + bytes, rows.right + bytes, rows.step, rows.ahead};
+    const int64_t all = bytes * LANES;
+    return (weight_rows){rows.left + bytes, rows.right + bytes, rows.then_left + all, rows.then_right + all, rows.step};
 }
 
 #if HR_TRANSPOSE
@@ -82,12 +84,11 @@ static inline __attribute__((always_inline)) void transpose(weight_rows rows, in
 }
 #endif
 
-/* Asks for what the next strip needs of the same k: the rows of a matrix lie one behind the other. */
+/* Asks for as much of what is wanted next as one transposition uses up, in the order in which it lies in memory. */
 static inline void look_ahead(weight_rows rows, int64_t at) {
-    const int first = at / (PACK_STEP * 2) % 4 * 4;
-    for (int i = first; i < first + 4; i++) {
-        __builtin_prefetch(rows.left + rows.ahead + at + i * rows.step, 0, 2);
-        __builtin_prefetch(rows.right + rows.ahead + at + i * rows.step, 0, 2);
+    for (int64_t line = at * LANES; line < (at + 2 * PACK_STEP) * LANES; line += 64) {
+        __builtin_prefetch(rows.then_left + line, 0, 2);
+        __builtin_prefetch(rows.then_right + line, 0, 2);
     }
 }
 #endif

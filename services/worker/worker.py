@@ -265,6 +265,8 @@ class Worker:
         return self.engine.stats().queued_tokens + sum(run.to_come for run in self.runs)
 
     def _cached_tokens(self, job: Job) -> int:
+        if job.sampling.prompt_logprobs is not None:
+            return 0  # it needs every token of its prompt computed
         info, spec = self.engine.info, RunSpec.of(0, job)
         hashes = spec.hashes(info)[: cap_hit(len(spec.trunk), info.block_tokens)]
         return len(self.engine.pool.prefix.match(hashes)) * info.block_tokens

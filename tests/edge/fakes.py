@@ -11,8 +11,10 @@ from random import Random
 
 import httpx
 from fastapi import FastAPI
+from msgspec.structs import replace as altered
 
 from schemas.errors import HeadraceError
+from schemas.job import unpack_ids
 from schemas.reply import FinishReason, Logprob
 from schemas.state import Capabilities, ModelCard
 from services.clock import SystemClock
@@ -86,6 +88,11 @@ class FakeHandle:
         await self._unless_cancelled(self._script.admit)
         if self._script.refuse is not None:
             raise self._script.refuse
+
+    @property
+    def prompt_logprobs(self) -> list[Logprob]:
+        count = self.draft.sampling.prompt_logprobs
+        return [] if count is None else [altered(logprob(token, count), rank=5) for token in unpack_ids(self.draft.prompt)[1:]]
 
     async def next(self, timeout: float) -> list[Delta]:
         if self.done:

@@ -14,6 +14,7 @@ from schemas.errors import InternalError
 from schemas.reply import FinishReason
 from services.edge.api.logprobs import Entry, TokenLogprobs
 from services.edge.api.ports import Handle, Text
+from services.edge.api.prompt_logprobs import PromptWriter, WrittenPrompt
 from services.edge.api.usage import Usage
 from services.edge.jobs.draft import Delta
 
@@ -32,7 +33,7 @@ class CallDelta:
 class Piece:
     """What one choice's client may see now. `text` may be empty. `logprobs` is None when they were not asked for.
 
-    `finish`: a `FinishReason`, or "tool_calls".
+    `finish`: a `FinishReason`, or "tool_calls". `prompt`: with the first piece of a choice whose prompt is scored.
     """
 
     choice: int
@@ -40,10 +41,11 @@ class Piece:
     finish: str | None = None
     logprobs: list[Entry] | None = None
     calls: tuple[CallDelta, ...] = ()
+    prompt: WrittenPrompt | None = None
 
     @property
     def empty(self) -> bool:
-        return not (self.text or self.logprobs or self.calls or self.finish)
+        return not (self.text or self.logprobs or self.calls or self.finish or self.prompt)
 
 
 class AnyAnswer(Protocol):
@@ -79,11 +81,15 @@ class Answer:
         prompt_tokens: int,
         token_by_token: bool,
         logprobs: Sequence[TokenLogprobs] = (),
+        prompt: PromptWriter | None = None,
     ) -> None:
         self._handle = handle
         self._texts = texts
         self._logprobs = logprobs
+        self._prompt = prompt
+        self._unread: list[Delta] = []
         self._open = set(range(len(texts)))
+        self._silent = set(self._open)
         self._one_at_a_time = token_by_token
         self._prompt_tokens = prompt_tokens
         self._completion_tokens = 0
@@ -106,8 +112,12 @@ class Answer:
 
     async def next(self, timeout: float) -> list[Piece] | None:
         """New pieces, perhaps none (an unfinished character); None after `timeout` seconds of silence."""
-        deltas = await self._handle.next(timeout)
-        pieces = [piece for delta in deltas if (piece := self._piece(delta)) is not None]
+        self._unread = self._unread or await self._handle.next(timeout)
+        prompt = None
+        if self._prompt is not None and self._unread:
+            prompt = await self._prompt.write(self._handle.prompt_logprobs)  # cancelled here, the next call reads the same
+        deltas, self._unread = self._unread, []
+        pieces = [piece for delta in deltas if (piece := self._piece(delta, prompt)) is not None]
         for piece in pieces:
             if piece.finish is not None:
                 self.stop(piece.choice)  # nothing to do unless a stop string ended it
@@ -125,7 +135,7 @@ class Answer:
         """The client is gone."""
         self._handle.cancel()
 
-    def _piece(self, delta: Delta) -> Piece | None:
+    def _piece(self, delta: Delta, prompt: WrittenPrompt | None) -> Piece | None:
         choice, stream = delta.choice, self._texts[delta.choice]
         if choice not in self._open:
             return None
@@ -135,7 +145,8 @@ class Answer:
             self._open.discard(choice)
             text += "" if stopped else stream.finish()
         logprobs = self._released(choice, stopped, finish) if self._logprobs else None
-        piece = Piece(choice, text, finish, logprobs)
+        piece = Piece(choice, text, finish, logprobs, prompt=prompt if choice in self._silent else None)
+        self._silent.discard(choice)
         return None if piece.empty else piece
 
     def _push(self, stream: Text, delta: Delta) -> tuple[str, bool]:

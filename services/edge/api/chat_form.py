@@ -9,6 +9,7 @@ from typing import Any
 from services.edge.api.answer import CallDelta
 from services.edge.api.form import Form, Said, encode
 from services.edge.api.logprobs import Entry
+from services.edge.api.prompt_logprobs import WrittenPrompt
 
 
 class ChatForm(Form):
@@ -19,9 +20,14 @@ class ChatForm(Form):
         super().__init__(name, created, model, usage=usage)
         self._after_text = b'},"logprobs":null,"finish_reason":null}' + self._end
         self._before_text: dict[int, bytes] = {}
+        self._told = False
 
-    def begin(self, choice: int) -> bytes:
-        return self._delta(choice) + b'{"role":"assistant","content":""' + self._after_text
+    def begin(self, choice: int, prompt: WrittenPrompt | None = None) -> bytes:
+        event = self._delta(choice) + b'{"role":"assistant","content":""' + self._after_text
+        if prompt is None or prompt.table is None or self._told:
+            return event
+        self._told = True  # once for all choices
+        return event.removesuffix(self._end) + b'],"prompt_logprobs":' + bytes(prompt.table) + self._end[1:]
 
     def text(self, choice: int, text: str, logprobs: Sequence[Entry] | None = None) -> bytes:
         before = self._before_text.get(choice)
@@ -44,6 +50,10 @@ class ChatForm(Form):
             "logprobs": None if said.logprobs is None else _logprobs(said.logprobs),
             "finish_reason": said.finish,
         }
+
+    def beside(self, said: dict[int, Said]) -> dict[str, Any]:
+        table = next((one.prompt.table for one in said.values() if one.prompt is not None), None)
+        return {} if table is None else {"prompt_logprobs": table}
 
     def _delta(self, choice: int) -> bytes:
         return self._start + b'{"index":%d,"delta":' % choice

@@ -7,6 +7,7 @@ from typing import Any
 
 from services.edge.api.form import Form, Said, encode
 from services.edge.api.logprobs import Entry
+from services.edge.api.prompt_logprobs import WrittenPrompt
 
 
 class CompletionForm(Form):
@@ -19,35 +20,58 @@ class CompletionForm(Form):
         self._echoes = echoes
         self._after_text = b',"logprobs":null,"finish_reason":null}' + self._end
 
-    def begin(self, choice: int) -> bytes:
-        echo = self._echoes.get(choice)
-        return self.text(choice, echo) if echo else b""
+    def begin(self, choice: int, prompt: WrittenPrompt | None = None) -> bytes:
+        echo = self._echoes.get(choice, "")
+        if prompt is None:
+            return self.text(choice, echo) if echo else b""
+        logprobs = _columns(prompt.echo, 0) if prompt.echo else None
+        said = {"index": choice, "text": echo, "logprobs": logprobs, "finish_reason": None, **_table(prompt)}
+        return self._start + encode(said) + self._end
 
     def text(self, choice: int, text: str, logprobs: Sequence[Entry] | None = None) -> bytes:
         before = self._start + b'{"index":%d,"text":' % choice + encode(text)
         if logprobs is None:
             return before + self._after_text
-        return before + b',"logprobs":' + encode(self._logprobs(choice, logprobs)) + b',"finish_reason":null}' + self._end
+        return (
+            before
+            + b',"logprobs":'
+            + encode(_columns(logprobs, len(self._echoes.get(choice, ""))))
+            + b',"finish_reason":null}'
+            + self._end
+        )
 
     def finish(self, choice: int, reason: str) -> bytes:
         head = self._start + b'{"index":%d,"text":"","logprobs":null,"finish_reason":' % choice
         return head + encode(reason) + b"}" + self._end
 
     def choice(self, index: int, said: Said) -> dict[str, Any]:
+        echo = self._echoes.get(index, "")
+        logprobs = None if said.logprobs is None else _columns(said.logprobs, len(echo))
+        if logprobs is not None and said.prompt is not None:
+            logprobs = {name: column + logprobs[name] for name, column in _columns(said.prompt.echo, 0).items()}
         return {
             "index": index,
-            "text": self._echoes.get(index, "") + said.text,
-            "logprobs": None if said.logprobs is None else self._logprobs(index, said.logprobs),
+            "text": echo + said.text,
+            "logprobs": logprobs,
             "finish_reason": said.finish,
+            **_table(said.prompt),
         }
 
-    def _logprobs(self, choice: int, entries: Sequence[Entry]) -> dict[str, Any]:
-        """The older form: parallel lists, offsets in characters of the choice's text."""
-        before = len(self._echoes.get(choice, ""))
-        fields = [entry.fields for entry in entries]
-        return {
-            "tokens": [field["token"] for field in fields],
-            "token_logprobs": [field["logprob"] for field in fields],
-            "top_logprobs": [{top["token"]: top["logprob"] for top in field["top_logprobs"]} for field in fields],
-            "text_offset": [before + entry.start for entry in entries],
-        }
+
+def _columns(entries: Sequence[Entry], before: int) -> dict[str, list[Any]]:
+    """The older form: parallel lists, offsets in characters of the choice's text, `before` which come others."""
+    fields = [entry.fields for entry in entries]
+    return {
+        "tokens": [field["token"] for field in fields],
+        "token_logprobs": [field["logprob"] for field in fields],
+        "top_logprobs": [_by_text(field["top_logprobs"]) for field in fields],
+        "text_offset": [before + entry.start for entry in entries],
+    }
+
+
+def _by_text(top: Sequence[dict[str, Any]] | None) -> dict[str, float] | None:
+    return None if top is None else {one["token"]: one["logprob"] for one in top}
+
+
+def _table(prompt: WrittenPrompt | None) -> dict[str, Any]:
+    return {} if prompt is None or prompt.table is None else {"prompt_logprobs": prompt.table}

@@ -16,12 +16,13 @@ from services.edge.api.completion_form import CompletionForm
 from services.edge.api.exchange import Pace, Streamed, Whole
 from services.edge.api.measure import Measure
 from services.edge.api.parameters import refuse_unsupported
+from services.edge.api.prompt_logprobs import Echo, PromptWriter
 from services.edge.api.prompts import Prompt, read_prompts
 from services.edge.api.request import CompletionRequest, read_request, read_stops
 from services.edge.api.response_format import read_response_format
 from services.edge.api.served import Served
 from services.edge.api.several import Several
-from services.edge.api.start import draft, start
+from services.edge.api.start import draft, start, write_prompt
 from services.edge.jobs.draft import Draft
 
 _DEFAULT_MAX_TOKENS = 16
@@ -44,7 +45,6 @@ class Completions:
         grammar = read_response_format(asked.response_format)
         card = served.card(asked.model)
         refuse_unsupported(asked, card.capabilities)
-        _refuse_scored_echo(asked)
         if grammar is not None:
             await served.text.must_compile(grammar, "response_format")
         ids = [await self._ids(prompt) for prompt in prompts]
@@ -52,7 +52,8 @@ class Completions:
         jobs = [draft(served, served.tenant, asked, card, each, most=most, grammar=grammar, param="prompt") for each in ids]
         self._must_be_few(jobs)
         echoes = self._echoes(prompts, jobs) if asked.echo else {}
-        answer = Several([start(served, job, stops) for job in jobs], n=jobs[0].n)
+        writers = [self._writer(asked, job, echoes.get(at * job.n, "")) for at, job in enumerate(jobs)]
+        answer = Several([start(served, job, stops, writer) for job, writer in zip(jobs, writers, strict=True)], n=jobs[0].n)
         form = CompletionForm(
             f"cmpl-{answer.id}", int(served.clock.wall()), asked.model, usage=asked.usage_streamed, echoes=echoes
         )
@@ -80,8 +81,9 @@ class Completions:
             echoes |= {position * job.n + choice: text for choice in range(job.n)}
         return echoes
 
-
-def _refuse_scored_echo(asked: CompletionRequest) -> None:
-    """Log-probabilities of an echoed prompt are promised by OpenAI's API; nothing is left out silently."""
-    if asked.echo and asked.logprobs is not None:
-        raise InvalidRequest("'echo' with 'logprobs' is not offered; 'prompt_logprobs' is.", param="echo")
+    def _writer(self, asked: CompletionRequest, job: Draft, text: str) -> PromptWriter | None:
+        """What writes how likely the prompt is; None when nobody asked."""
+        if job.sampling.prompt_logprobs is None:
+            return None
+        echo = Echo(text, asked.logprobs) if asked.echo and asked.logprobs is not None else None
+        return write_prompt(self._served, job, asked.prompt_logprobs, echo)

@@ -103,7 +103,7 @@ class Streamed(Exchange):
             for piece in pieces:
                 if piece.choice not in begun:
                     begun.add(piece.choice)
-                    data += form.begin(piece.choice)
+                    data += form.begin(piece.choice, piece.prompt)
                 if piece.text or piece.calls:
                     self._measure.text()
                 if piece.text or piece.logprobs:

@@ -16,6 +16,7 @@ from schemas.errors import HeadraceError
 from services.edge.api.answer import CallDelta, Piece
 from services.edge.api.errors import envelope
 from services.edge.api.logprobs import Entry
+from services.edge.api.prompt_logprobs import WrittenPrompt
 from services.edge.api.usage import Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -31,8 +32,10 @@ class Said:
     finish: str | None = None
     logprobs: list[Entry] | None = None
     calls: list[CallDelta] = field(default_factory=list)
+    prompt: WrittenPrompt | None = None
 
     def add(self, piece: Piece) -> None:
+        self.prompt = piece.prompt or self.prompt
         self.text += piece.text
         self.finish = piece.finish
         self.calls += piece.calls
@@ -52,8 +55,8 @@ class Form:
         self._start = b"data: " + encode({"object": self.chunk_object, **self._about})[:-1] + b',"choices":['
         self._end = b'],"usage":null}\n\n' if usage else b"]}\n\n"
 
-    def begin(self, choice: int) -> bytes:
-        """Before a choice's first text."""
+    def begin(self, choice: int, prompt: WrittenPrompt | None = None) -> bytes:
+        """Before a choice's first text. `prompt`: how likely it was, if that was asked for."""
         raise NotImplementedError
 
     def text(self, choice: int, text: str, logprobs: Sequence[Entry] | None = None) -> bytes:
@@ -72,6 +75,10 @@ class Form:
         """One choice of the whole answer."""
         raise NotImplementedError
 
+    def beside(self, said: dict[int, Said]) -> dict[str, Any]:
+        """What the whole answer has beside its choices."""
+        return {}
+
     def usage(self, usage: Usage) -> bytes:
         """After all finishes; empty unless asked for."""
         return self._start + b'],"usage":' + encode(usage.fields()) + b"}\n\n" if self._usage else b""
@@ -79,7 +86,8 @@ class Form:
     def whole(self, said: dict[int, Said], usage: Usage) -> bytes:
         """The answer in one piece, choices in order."""
         listed = [self.choice(index, said[index]) for index in sorted(said)]
-        return encode({"object": self.whole_object, **self._about, "choices": listed, "usage": usage.fields()})
+        about = {"object": self.whole_object, **self._about}
+        return encode({**about, "choices": listed, "usage": usage.fields(), **self.beside(said)})
 
     @staticmethod
     def error(error: HeadraceError) -> bytes:

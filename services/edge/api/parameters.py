@@ -23,7 +23,7 @@ def refuse_unsupported(request: GenerationRequest, capabilities: Capabilities) -
     if isinstance(request, ChatRequest):
         _refuse(_of_chat(request, capabilities))
     if isinstance(request, CompletionRequest):
-        _refuse(_of_completion(request))
+        _refuse(_of_completion(request, capabilities))
     _refuse(_of_both(request, capabilities))
 
 
@@ -43,7 +43,7 @@ def _of_both(request: GenerationRequest, capabilities: Capabilities) -> _Asked:
         "n": ((request.n or 1) > 1, capabilities.n),
         "response_format": (format_.get("type") != "text", format_.get("type") in capabilities.grammar),
         "logprobs": (request.alternatives is not None, capabilities.logprobs),
-        "prompt_logprobs": (bool(request.prompt_logprobs), False),
+        "prompt_logprobs": (request.prompt_logprobs is not None, capabilities.prompt_logprobs),
         "seed": (request.seed is not None, capabilities.seed),
         "presence_penalty": (bool(request.presence_penalty), capabilities.penalties),
         "frequency_penalty": (bool(request.frequency_penalty), capabilities.penalties),
@@ -67,8 +67,9 @@ def _of_chat(request: ChatRequest, capabilities: Capabilities) -> _Asked:
     }
 
 
-def _of_completion(request: CompletionRequest) -> _Asked:
+def _of_completion(request: CompletionRequest, capabilities: Capabilities) -> _Asked:
     return {
+        "echo": (bool(request.echo) and request.logprobs is not None, capabilities.prompt_logprobs),
         "suffix": (bool(request.suffix), False),
         "best_of": (request.best_of not in (None, request.n or 1), False),
     }
@@ -90,6 +91,14 @@ def choices(request: GenerationRequest, limit: int, settings: EdgeSettings, room
         text = f"{n} choices of up to {limit} tokens are more than the {most} that one request may generate; lower 'max_tokens'."
         raise InvalidRequest(text, param="n")
     return n
+
+
+def must_be_scorable(request: GenerationRequest, prompt_tokens: int, most: int) -> None:
+    """Raises `InvalidRequest` for more log-probabilities of a prompt than `most`, alternatives included."""
+    alternatives = request.prompt_alternatives
+    if alternatives is not None and prompt_tokens * (1 + alternatives) > most:
+        text = f"{prompt_tokens} prompt tokens with {alternatives} alternatives each are more than the {most} values allowed."
+        raise InvalidRequest(text, param="prompt_logprobs")
 
 
 def max_tokens(asked: int | None, prompt_tokens: int, context_length: int, *, param: str) -> int:
@@ -133,6 +142,7 @@ def sampling(
         logit_bias=_bias(request.logit_bias or {}, vocabulary),
         ignore_eos=request.ignore_eos or False,
         logprobs=request.alternatives,
+        prompt_logprobs=request.prompt_alternatives,
         grammar=grammar,
     )
 

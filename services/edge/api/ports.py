@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from schemas.job import Grammar
+from schemas.reply import Logprob
 from schemas.state import ModelCard
 from services.edge.jobs.draft import Delta, Draft
 from services.text.assets import GenerationDefaults
@@ -25,6 +26,9 @@ class Handle(Protocol):
 
     @property
     def done(self) -> bool: ...
+
+    @property
+    def prompt_logprobs(self) -> Sequence[Logprob]: ...
 
     async def admitted(self) -> None: ...
 

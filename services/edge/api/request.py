@@ -51,6 +51,11 @@ class GenerationRequest(BaseModel):
         raise NotImplementedError
 
     @property
+    def prompt_alternatives(self) -> int | None:
+        """The same of the prompt's tokens: as many as any form of the answer shows."""
+        return self.prompt_logprobs
+
+    @property
     def usage_streamed(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -91,6 +96,12 @@ class CompletionRequest(GenerationRequest):
     @property
     def alternatives(self) -> int | None:
         return self.logprobs
+
+    @property
+    def prompt_alternatives(self) -> int | None:
+        if not self.echo or self.logprobs is None:
+            return self.prompt_logprobs
+        return max(self.logprobs, self.prompt_logprobs or 0)
 
 
 R = TypeVar("R", bound=BaseModel)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schemas.job import U64, Grammar, pack_ids
+from schemas.job import U64, Grammar, pack_ids, unpack_ids
 from schemas.state import ModelCard
 from services.edge.api.answer import Answer
 from services.edge.api.calls import CallingAnswer, CallTracker
 from services.edge.api.logprobs import TokenLogprobs
-from services.edge.api.parameters import choices, max_tokens, sampling
+from services.edge.api.parameters import choices, max_tokens, must_be_scorable, sampling
+from services.edge.api.prompt_logprobs import Echo, PromptWriter
 from services.edge.api.request import GenerationRequest
 from services.edge.api.served import Served
 from services.edge.api.tools import Tools
@@ -33,6 +34,7 @@ def draft(
     Raises `InvalidRequest`.
     """
     settings = served.settings
+    must_be_scorable(asked, len(ids), settings.max_prompt_logprobs)
     limit = max_tokens(most, len(ids), card.context_length, param=param)
     return Draft(
         model=asked.model,
@@ -45,12 +47,28 @@ def draft(
     )
 
 
-def start(served: Served, job: Draft, stops: tuple[str, ...]) -> Answer:
-    """The job begins now; its answer has to be read, or cancelled."""
+def start(served: Served, job: Draft, stops: tuple[str, ...], prompt: PromptWriter | None = None) -> Answer:
+    """The job begins now; its answer has to be read, or cancelled. `prompt`: unless all that the job asks of its prompt is
+    written in vLLM's form."""
+    alternatives = job.sampling.prompt_logprobs
+    if prompt is None and alternatives is not None:
+        prompt = write_prompt(served, job, alternatives)
     texts = [served.text.stream(stops) for _ in range(job.n)]
     logprobs = [TokenLogprobs(served.text.spell) for _ in texts] if job.sampling.logprobs is not None else ()
     by_token = bool(stops or logprobs)
-    return Answer(served.jobs.start(job), texts, prompt_tokens=job.prompt_tokens, token_by_token=by_token, logprobs=logprobs)
+    return Answer(
+        served.jobs.start(job),
+        texts,
+        prompt_tokens=job.prompt_tokens,
+        token_by_token=by_token,
+        logprobs=logprobs,
+        prompt=prompt,
+    )
+
+
+def write_prompt(served: Served, job: Draft, table: int | None, echo: Echo | None = None) -> PromptWriter:
+    """Of the job's prompt."""
+    return PromptWriter(unpack_ids(job.prompt), served.text.spell, lambda: served.text.stream(()), table, echo)
 
 
 def start_with_tools(served: Served, job: Draft, stops: tuple[str, ...], tools: Tools) -> CallingAnswer:

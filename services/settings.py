@@ -109,6 +109,7 @@ class WorkerSettings(_Section):
 
     `device`: auto = a GPU where there is one. `dtype`: of weights and KV in torch, auto = bfloat16 on a GPU; on a CPU to choose
     one is to choose pure torch, not the C kernel.
+    `kv_swap_mb`: memory for the KV of preempted runs, beside the pool; 0 = none, unset = a part of the pool's size.
     `threads`: cores that one step uses at most, 0 = all there are. `machine_workers`: how many workers of this machine share its
     memory (and its cores, where the engine has no arbiter); `headrace up` tells them.
     `speculative_tokens`: guess so many tokens ahead of each sequence by prompt lookup, 0 = none.
@@ -120,6 +121,7 @@ class WorkerSettings(_Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     kv_blocks: int = Field(0, ge=0)
     kv_memory_mb: int = Field(0, ge=0)
+    kv_swap_mb: int | None = Field(None, ge=0)
     machine_workers: int = Field(1, gt=0)
     prefix_cache: bool = True
     max_batch: int = Field(32, gt=0)

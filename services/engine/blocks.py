@@ -26,6 +26,11 @@ class SequenceBlocks:
         """Blocks for `tokens` tokens."""
         return -(-tokens // self._info.block_tokens)
 
+    def wanted(self, sequence: Sequence) -> int:
+        """Blocks with which its next step can run; of a trunk, the first step of its choices too."""
+        ahead = len(sequence.spec.choices) if sequence.choice == TRUNK and sequence.then_decode else 0
+        return self.needed(len(sequence.ids)) + ahead
+
     def admit(self, sequence: Sequence) -> None:
         """Give a new sequence its blocks, after those it can take from the prefix cache, which count as computed.
 
@@ -50,14 +55,14 @@ class SequenceBlocks:
     def grow(self, sequence: Sequence) -> None:
         """Make room for all of the sequence's ids; what it writes next is its own. Raises PoolExhausted."""
         self._own_tail(sequence)
-        missing = self.needed(len(sequence.ids)) - len(sequence.blocks)
+        missing = self.wanted(sequence) - len(sequence.blocks)
         if missing > 0:
             sequence.blocks += tuple(self._pool.extend(sequence.holder, missing))
 
     def reach(self, sequence: Sequence, beyond: int) -> int:
         """How many tokens after its ids, up to `beyond`, its blocks hold. More are taken only where nobody uses them."""
         missing = self.needed(len(sequence.ids) + beyond) - len(sequence.blocks)
-        if 0 < missing <= self._pool.free:
+        if 0 < missing <= min(self._pool.free, self._pool.available):
             sequence.blocks += tuple(self._pool.extend(sequence.holder, missing))
         return max(0, min(beyond, len(sequence.blocks) * self._info.block_tokens - len(sequence.ids)))
 
@@ -92,10 +97,8 @@ class SequenceBlocks:
 
     def _room(self, sequence: Sequence) -> int:
         """Blocks for its ids and, when it decodes here, for what it or each of its choices writes first."""
-        if not sequence.then_decode:
-            return self.needed(len(sequence.ids))
-        if sequence.choice == TRUNK:
-            return self.needed(len(sequence.ids)) + len(sequence.spec.choices)
+        if sequence.choice == TRUNK or not sequence.then_decode:
+            return self.wanted(sequence)
         return self.needed(len(sequence.ids) + 1)
 
     def _own_tail(self, sequence: Sequence) -> None:

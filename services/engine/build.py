@@ -15,6 +15,7 @@ from services.kv import memory as kv_memory
 from services.kv.hashing import kv_compat
 from services.kv.pool import BlockPool
 from services.kv.prefix_cache import prefix_cache
+from services.kv.swap import SwapSpace
 from services.models.store import ModelFiles
 from services.settings import Settings
 
@@ -39,7 +40,14 @@ def build_scripted(files: ModelFiles, settings: Settings, clock: Clock) -> StepE
     blocks = worker.kv_blocks or DEFAULT_SCRIPTED_BLOCKS
     memory = kv_memory.allocate(blocks * scripted.block_bytes)
     prefix = prefix_cache(enabled=worker.prefix_cache)
-    pool = BlockPool(blocks, block_bytes=scripted.block_bytes, memory=memory.view, fd=memory.fd, prefix=prefix)
+    pool = BlockPool(
+        blocks,
+        block_bytes=scripted.block_bytes,
+        memory=memory.view,
+        fd=memory.fd,
+        prefix=prefix,
+        swap=SwapSpace(blocks // 4 if worker.kv_swap_mb is None else worker.kv_swap_mb * 2**20 // scripted.block_bytes),
+    )
     runner = ScriptedRunner(
         pool,
         block_tokens=scripted.block_tokens,

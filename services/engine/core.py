@@ -1,4 +1,4 @@
-"""The step loop that the torch and the scripted engine share: admission, block growth, cancellation, one step after the other.
+"""The step loop that the torch and the scripted engine share: runs arrive, move, compute and are cancelled, step after step.
 
 Owns the sequences of one worker and their blocks' lives; a `Runner` computes. Knows no bus and no tensors.
 Invariant: a block is released only when no step that may touch it is in progress.
@@ -7,27 +7,27 @@ Invariant: a block is released only when no step that may touch it is in progres
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Collection
 from dataclasses import replace
 
-from schemas.errors import InternalError, InvalidRequest
+from schemas.errors import InternalError
 from schemas.handoff import FirstToken
-from schemas.lifecycle import State
 from services.clock import Clock
-from services.engine.admission import admit
+from services.engine.arrivals import Arrivals
 from services.engine.blocks import SequenceBlocks
 from services.engine.live import LiveRuns
 from services.engine.progress import Progress
 from services.engine.protocol import EngineInfo, EngineStats, OnStep, RunSpec, StepReport
+from services.engine.residency import Move, Residency
 from services.engine.runner import Failed, Runner
-from services.engine.scheduler import Scheduler, Step, choose_victim
+from services.engine.scheduler import Scheduler, Step
 from services.engine.sequence import Sequence
 from services.engine.statistics import StepStatistics
-from services.kv.pool import BlockPool, LedgerError, PoolExhausted
-from services.text.grammar_cache import Compiled, GrammarCache
+from services.kv.pool import BlockPool, LedgerError
+from services.text.grammar_cache import GrammarCache
 
+_LOOK_S = 0.02
 _log = logging.getLogger(__name__)
 
 
@@ -48,16 +48,16 @@ class StepEngine:
         self._runner = runner
         self._scheduler = scheduler
         self._clock = clock
-        self._grammars = grammars
         self._blocks = SequenceBlocks(info, pool)
         self._runs = LiveRuns(pool)
+        self._residency = Residency(pool, self._runs, self._blocks, clock)
         self._progress = Progress(info, self._runs, self._blocks)
         self._in_step: frozenset[Sequence] = frozenset()
         self._step_began = 0.0
         self._paused = False
-        self._arrivals = itertools.count()
         self._statistics = StepStatistics()
         self._wake = asyncio.Event()
+        self._arrivals = Arrivals(info, self._blocks, grammars, self._wake.set)
         self._task: asyncio.Task[None] | None = None
         self._on_step: OnStep | None = None
 
@@ -80,32 +80,17 @@ class StepEngine:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._runner.close()
-        if self._grammars is not None:
-            self._grammars.close()
+        self._arrivals.close()
         self._runs.clear()
         self._task = None
 
     def prefill(self, spec: RunSpec, *, then_decode: bool = False) -> None:
         self._must_be_new(spec.run)
-        admit(self.info, spec)
-        sequence = Sequence.begin(spec, next(self._arrivals), then_decode)
-        self._blocks.admit(sequence)
-        sequence.grammar = self._compiling(spec)
-        self._add([sequence])
+        self._add(self._arrivals.prefill(spec, then_decode=then_decode))
 
     def decode(self, spec: RunSpec, first: tuple[FirstToken, ...], *, cached_tokens: int, compute_s: float) -> None:
         self._must_be_new(spec.run)
-        admit(self.info, spec, first)
-        sequence = Sequence.begin(spec, next(self._arrivals), then_decode=True)
-        sequence.totals.cached_tokens, sequence.totals.compute_s = cached_tokens, compute_s
-        self._blocks.adopt(sequence)
-        sequence.grammar = self._compiling(spec)
-        going = sequence.with_first(first)
-        if not going:
-            raise InvalidRequest("no choice goes on")
-        if sequence.branching:
-            self._blocks.branch(sequence, going)
-        self._add(going)
+        self._add(self._arrivals.decode(spec, first, cached_tokens=cached_tokens, compute_s=compute_s))
 
     def cancel(self, run: int, choices: Collection[int] | None = None) -> None:
         for sequence in self._runs.of(run):
@@ -114,13 +99,14 @@ class StepEngine:
                 asyncio.get_running_loop().call_soon(self._report, StepReport())  # not after the step in progress
 
     def stats(self) -> EngineStats:
-        sequences = self._runs.sequences()
+        sequences = self._residency.resident()
         waiting = [s for s in sequences if s.waiting and s not in self._in_step]
         return self._statistics.snapshot(
             queued=len(waiting),
             queued_tokens=sum(s.uncomputed for s in waiting),
             running=len(sequences) - len(waiting),
-            backlog=sum(s.uncomputed for s in sequences if not s.decoding),
+            backlog=sum(s.uncomputed for s in self._runs.sequences() if not s.decoding),
+            swapped=len(self._residency.swapped()),
             step_tokens=self._scheduler.prompt_budget,
             in_step_s=self._clock.monotonic() - self._step_began if self._in_step else 0.0,
         )
@@ -133,7 +119,7 @@ class StepEngine:
             self._paused = False
             self._wake.set()
 
-    # admission
+    # the runs
 
     def _must_be_new(self, run: int) -> None:
         if run in self._runs:
@@ -143,46 +129,40 @@ class StepEngine:
         self._runs.put(sequences)
         self._wake.set()
 
-    def _compiling(self, spec: RunSpec) -> asyncio.Future[Compiled] | None:
-        """The run's grammar, compiled while its prompt is computed."""
-        if spec.sampling.grammar is None or self._grammars is None:
-            return None
-        compiling = self._grammars.start(spec.sampling.grammar)
-        compiling.add_done_callback(lambda _: self._wake.set())
-        return compiling
-
     # the loop
 
     async def _loop(self) -> None:
         while True:
-            step = None if self._paused else self._scheduler.plan(self._growable())
-            if step is None:
+            self._runs.end_refused()
+            move = None if self._paused else self._residency.settle()
+            step = None if self._paused or move else self._scheduler.plan(self._residency.resident())
+            if move is not None:
+                await self._make(move)
+            elif step is not None:
+                self._report(await self._execute(step))
+                await asyncio.sleep(0)  # a runner that never waits must not starve the bus
+            else:
                 self._report(StepReport())
+                await self._something_new()
+
+    async def _something_new(self) -> None:
+        """Something is to be done, or may be: nobody says when blocks are free again that a swapped run waits for."""
+        try:
+            async with asyncio.timeout(_LOOK_S if self._residency.swapped() else None):
                 await self._wake.wait()
-                self._wake.clear()
-                continue
-            self._report(await self._execute(step))
-            await asyncio.sleep(0)  # a runner that never waits must not starve the bus
+        except TimeoutError:
+            return
+        self._wake.clear()
 
-    def _growable(self) -> list[Sequence]:
-        """The sequences in order of arrival, each with blocks for its ids; what cannot grow is preempted.
-
-        A run whose grammar was refused ends.
-        """
-        for sequence in self._runs.sequences():
-            if (refusal := sequence.refusal) and self._runs.computes(sequence):
-                self._runs.end(sequence.run, State.FAILED, refusal, InvalidRequest.code)
-        for sequence in self._runs.sequences():
-            self._grow(sequence)
-        return self._runs.sequences()
-
-    def _grow(self, sequence: Sequence) -> None:
-        while self._runs.computes(sequence):
-            try:
-                self._blocks.grow(sequence)
-                return
-            except PoolExhausted:
-                self._runs.end(choose_victim(self._runs.sequences()).run, State.RETRY, "preempted")
+    async def _make(self, move: Move) -> None:
+        """A run's KV moves as if it were in a step: what is cancelled meanwhile ends afterwards."""
+        self._in_step, self._step_began = frozenset(move.sequences), self._clock.monotonic()
+        for _ in move.copies:
+            await asyncio.sleep(0)
+        self._in_step = frozenset()
+        for sequence in move.sequences:
+            if sequence.cancelled:
+                self._runs.leave(sequence, sequence.ending)
 
     async def _execute(self, step: Step) -> StepReport:
         self._in_step = frozenset(chunk.sequence for chunk in step.chunks)
@@ -207,7 +187,8 @@ class StepEngine:
     def _report(self, report: StepReport) -> None:
         ended = self._runs.take_ended()
         if self._on_step is not None and (report.tokens or report.prompts or report.prefilled or ended or report.seconds):
-            self._on_step(replace(report, ended=ended))
+            preemptions = self._residency.take_preemptions()
+            self._on_step(replace(report, ended=ended, preemptions=preemptions))
 
 
 def _say_why_it_died(task: asyncio.Task[None]) -> None:

@@ -6,6 +6,7 @@ here has at least one sequence; it ends once, with its last one. The caller sees
 
 from __future__ import annotations
 
+from schemas.errors import InvalidRequest
 from schemas.lifecycle import State
 from services.engine.protocol import RunEnd
 from services.engine.sequence import Sequence
@@ -28,6 +29,10 @@ class LiveRuns:
     def of(self, run: int) -> list[Sequence]:
         return list(self._runs.get(run, ()))
 
+    def runs(self) -> list[list[Sequence]]:
+        """The sequences of each run, in order of arrival."""
+        return [list(of_run) for of_run in self._runs.values()]
+
     def sequences(self) -> list[Sequence]:
         """All, in order of arrival."""
         return [sequence for of_run in self._runs.values() for sequence in of_run]
@@ -48,6 +53,12 @@ class LiveRuns:
         for sequence in self._runs.pop(run):
             self._pool.release(sequence.holder)
         self._ended.append(RunEnd(run, state, reason, code))
+
+    def end_refused(self) -> None:
+        """Runs whose grammar turned out to be refused."""
+        for sequence in self.sequences():
+            if (refusal := sequence.refusal) and self.computes(sequence):
+                self.end(sequence.run, State.FAILED, refusal, InvalidRequest.code)
 
     def hand_over(self, run: int) -> None:
         """The run goes on elsewhere; its blocks stay with its holder."""

@@ -123,6 +123,7 @@ class StepReport:
 
     `drafted`: tokens that were guessed ahead; `accepted`: those of them that were right. `prompts`: of runs that asked
     for it; what is here comes before `tokens`.
+    `preemptions`: how many runs gave up their blocks before it, to wait or to end.
     """
 
     tokens: tuple[TokenOutput, ...] = ()
@@ -132,6 +133,7 @@ class StepReport:
     drafted: int = 0
     accepted: int = 0
     prompts: tuple[PromptOutput, ...] = ()
+    preemptions: int = 0
 
 
 OnStep = Callable[[StepReport], None]
@@ -141,6 +143,7 @@ OnStep = Callable[[StepReport], None]
 class EngineStats:
     """Measured by the engine. `queued`: runs not yet in a step; `queued_tokens`: their uncomputed tokens.
 
+    `swapped`: runs whose KV waits outside the pool, which compute nothing.
     `step_tokens`: prompt tokens of one step at the measured rate; a worker queues no more than that. `in_step_s`: how long the
     step in progress has taken so far, 0.0 while there is none. `backlog`: uncomputed prompt tokens of all runs, those begun too.
     """
@@ -150,6 +153,7 @@ class EngineStats:
     step_tokens: int = 0
     running: int = 0
     backlog: int = 0
+    swapped: int = 0
     steps: int = 0
     step_p99_s: float = 0.0
     in_step_s: float = 0.0

@@ -133,6 +133,11 @@ class ChunkedScheduler:
 _RANK = {Tier.ENTERPRISE: 0, Tier.PAID: 1, Tier.FREE: 2}
 
 
+def precedence(sequence: Sequence) -> tuple[int, int]:
+    """Smaller comes first: the highest tier, then the one that came first. Choices of a run are equal."""
+    return _RANK[sequence.spec.tier], sequence.arrival
+
+
 def choose_victim(sequences: Iterable[Sequence]) -> Sequence:
     """Who gives its blocks up when memory runs out: of the lowest tier, the one that came last."""
-    return max(sequences, key=lambda sequence: (_RANK[sequence.spec.tier], sequence.arrival))
+    return max(sequences, key=precedence)

@@ -3,8 +3,8 @@
 Of a run with several open choices the prompt comes first, as a sequence of its own (a trunk), until it branches into one sequence
 a choice.
 
-Invariant: tokens 0..computed-1 have their KV in `blocks`; the last id is never computed before the step that follows it; the
-first `sealed` blocks are full and never written.
+Invariant: tokens 0..computed-1 have their KV in `blocks`, or all of them in the swap space; the last id is never computed before
+the step that follows it; the first `sealed` blocks are full and never written.
 Changed on the event loop only; `cancelled` alone is read by the computing thread.
 """
 
@@ -38,6 +38,8 @@ class Sequence:
     sampler's, there when penalties ask for it. `dropped`: choices that nobody wants any more; `ending`: what its run ends as, if
     it is cancelled and was the last. `grammar` may still be compiling; `constraint`, the sampler's too, is the place in it.
     `draft_limit`: how many tokens to guess next time, at most.
+    `swapped_at`: since when (monotonic seconds) its KV is in the swap space, and it computes nothing; `returned_at`: how much was
+    computed when it last came back.
     """
 
     spec: RunSpec
@@ -58,6 +60,8 @@ class Sequence:
     draft_limit: int = FIRST_LIMIT
     dropped: set[int] = field(default_factory=set)
     ending: State = State.CANCELLED
+    swapped_at: float | None = None
+    returned_at: int | None = None
     holder: Holder = field(init=False)
     prompt_length: int = field(init=False)
 

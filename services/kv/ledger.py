@@ -38,12 +38,16 @@ class _Hold:
 
 
 class BlockLedger:
-    """The books of `blocks` blocks, all free at first."""
+    """The books of `blocks` blocks, all free at first.
+
+    `withheld`: that many are given to nobody who asks, so that they gather for somebody who waits; the caller's to set.
+    """
 
     def __init__(self, blocks: int, *, prefix: PrefixCache | None = None) -> None:
         self.total = blocks
         self.prefix: PrefixCache = NullPrefixCache() if prefix is None else prefix
         self.leases_lapsed = 0
+        self.withheld = 0
         self._free = list(range(blocks - 1, -1, -1))  # a stack: a block just freed is warm in the CPU's caches
         self._refs = [0] * blocks
         self._generations = [0] * blocks
@@ -69,7 +73,7 @@ class BlockLedger:
     @property
     def available(self) -> int:
         """What `allocate` could give now."""
-        return self.free + self.cached
+        return max(0, self.free + self.cached - self.withheld)
 
     @property
     def holders(self) -> tuple[Holder, ...]:
@@ -128,7 +132,7 @@ class BlockLedger:
             raise LedgerError(f"{holder} would share blocks that hold nothing: {list(lead)}")
         own = [block for block in hold.blocks if block not in lead]
         missing = n - len(lead) - len(own)
-        available = self.available - len(self._cached.intersection(lead))
+        available = max(0, self.available - len(self._cached.intersection(lead)))
         if missing > available:
             raise PoolExhausted(f"{missing} KV blocks asked for, {available} of {self.total} available")
         self._reference(block for block in lead if block not in hold.blocks)  # before eviction could take them
@@ -158,6 +162,10 @@ class BlockLedger:
             hold.blocks = dict.fromkeys(older.get(block, block) for block in hold.blocks)
             self._unreference(older)
         return [older.get(block, block) for block in blocks]
+
+    def shared(self, blocks: Iterable[int]) -> int:
+        """How many of these somebody holds: sharing them takes nothing of what is available."""
+        return sum(self._refs[block] > 0 for block in blocks)
 
     def writable(self, block: int) -> bool:
         """True while one holder alone has the block and nobody knows it as full: only then may a step write it."""

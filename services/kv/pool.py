@@ -1,6 +1,7 @@
-"""One worker's pool of KV blocks: the ledger, and views into the memory that was passed in.
+"""One worker's pool of KV blocks: the ledger, views into the memory that was passed in, and the swap space beside it.
 
-Owns: where a block's bytes lie, and their checksums. Must not know: what the bytes mean, who made the memory (torch, a memfd, a
+Owns: where a block's bytes lie, and their checksums; a pool whose memory is not this host's overrides `copy`, `read` and `write`.
+Must not know: what the bytes mean, who made the memory (torch, a memfd, a
 bytearray). Invariant: the bytes of a block do not change between its checksum and its next generation.
 """
 
@@ -10,8 +11,10 @@ from collections.abc import Sequence
 
 import xxhash
 
+from services.kv.holders import Holder
 from services.kv.ledger import BlockLedger, LedgerError, PoolExhausted
 from services.kv.prefix import PrefixCache
+from services.kv.swap import SwapSpace
 
 __all__ = ["BlockPool", "LedgerError", "PoolExhausted"]
 
@@ -31,12 +34,14 @@ class BlockPool(BlockLedger):
         memory: memoryview | None = None,
         fd: int | None = None,
         prefix: PrefixCache | None = None,
+        swap: SwapSpace | None = None,
     ) -> None:
         super().__init__(blocks, prefix=prefix)
         if memory is not None and memory.nbytes != blocks * block_bytes:
             raise LedgerError(f"{blocks} blocks of {block_bytes} bytes do not fill a memory of {memory.nbytes}")
         self.block_bytes = block_bytes
         self.fd = fd
+        self.swap = SwapSpace() if swap is None else swap
         self._memory = None if memory is None else memory.cast("B")
         self._checksums: dict[int, tuple[int, int]] = {}  # block: (generation, digest)
 
@@ -58,6 +63,24 @@ class BlockPool(BlockLedger):
         if self._memory is not None:
             self.view(target)[:] = self.view(source)
 
+    def read(self, block: int) -> bytes:
+        """A copy of the block's bytes. A pool that only accounts has none."""
+        return b"" if self._memory is None else bytes(self.view(block))
+
+    def write(self, block: int, content: bytes) -> None:
+        """What `read` gave, into a block that its holder has alone."""
+        if self._memory is not None:
+            self.view(block)[:] = content
+
+    def release(self, holder: Holder) -> None:
+        """Also what the holder has in the swap space."""
+        self.vacate(holder)
+        self.swap.drop(holder)
+
+    def vacate(self, holder: Holder) -> None:
+        """The holder's blocks are released; what it has in the swap space stays."""
+        super().release(holder)
+
     async def stage_out(self, blocks: Sequence[int]) -> None:
         """Full blocks that somebody holds are what `view` shows, for readers elsewhere. Nothing to do in memory of the host."""
 
@@ -75,3 +98,8 @@ class BlockPool(BlockLedger):
             digest = xxhash.xxh3_64_intdigest(self.view(block))
             self._checksums[block] = (self.generation(block), digest)
         return digest
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        if problems := self.swap.problems():
+            raise LedgerError("; ".join(problems))

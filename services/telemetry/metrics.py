@@ -38,6 +38,7 @@ class Metrics:
         self.e2e_request_latency = self._histogram(names.E2E_REQUEST_LATENCY)
         self.requests = self._counter(names.REQUESTS)
         self.requests_cancelled = self._counter(names.REQUESTS_CANCELLED)
+        self.preemptions = self._counter(names.PREEMPTIONS)
         self.retries = self._counter(names.RETRIES)
         self.prompt_tokens = self._counter(names.PROMPT_TOKENS)
         self.generation_tokens = self._counter(names.GENERATION_TOKENS)

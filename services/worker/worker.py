@@ -185,6 +185,8 @@ class Worker:
             self.engine.pause()  # `upkeep` resumes it
         if report.ended or report.prefilled:
             self.beats.changed()
+        if report.preemptions:
+            self.metrics.preemptions.add(report.preemptions)
         if report.seconds:
             self.metrics.engine_step_time.record(report.seconds)
         if report.drafted:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -17,87 +16,15 @@ from schemas.handoff import FirstToken
 from schemas.job import Choice, Sampling
 from schemas.lifecycle import State
 from schemas.reply import FinishReason
-from schemas.state import Capabilities
-from services.clock import ManualClock
-from services.engine.core import StepEngine
-from services.engine.protocol import EngineInfo, RunSpec, StepReport, TokenOutput
+from services.engine.protocol import RunSpec
 from services.engine.runner import Failed, Outcome
-from services.engine.scheduler import ChunkedScheduler, Step
-from services.engine.scripted import ScriptedRunner, Timing
+from services.engine.scheduler import Step
 from services.kv.holders import ChoiceHolder, RunHolder
-from services.kv.pool import BlockPool
-from services.kv.prefix_cache import prefix_cache
 from tests.engine.fakes import EOS, Rig, count_up, several
+from tests.engine.scripted import BLOCK, Scripted, job
 from tests.waiting import until
 
-BLOCK = 4
 PROMPTS = [list(range(20, 20 + length)) for length in (1, 3, 4, 5, 8, 17, 33)]
-
-
-class Scripted:
-    """A started scripted engine that draws at random, by (seed, choice, index)."""
-
-    def __init__(self, blocks: int = 200, *, cache: bool = True, step_s: float = 0.0, max_batch: int = 8) -> None:
-        memory = memoryview(bytearray(blocks * BLOCK * 8))
-        self.pool = BlockPool(blocks, block_bytes=BLOCK * 8, memory=memory, prefix=prefix_cache(enabled=cache))
-        runner = ScriptedRunner(self.pool, block_tokens=BLOCK, vocab=range(10, 90), eos_id=0, timing=Timing(decode_step_s=step_s))
-        info = EngineInfo(
-            name="scripted",
-            version="1",
-            model="m",
-            weights="w",
-            kv_compat="k",
-            capabilities=Capabilities(n=True),
-            context_length=256,
-            vocab_size=100,
-            block_tokens=BLOCK,
-            eos_ids=frozenset({0}),
-            step_tokens=32,
-            max_batch=max_batch,
-        )
-        scheduler = ChunkedScheduler(max_batch=max_batch, max_tokens=32, chunk_tokens=8)
-        self.engine = StepEngine(info, self.pool, runner, scheduler, ManualClock())
-        self.reports: list[StepReport] = []
-
-    async def __aenter__(self) -> Scripted:
-        self.engine.start(self.reports.append)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.engine.stop()
-        self.pool.check_integrity()
-
-    def outputs(self, run: int) -> list[TokenOutput]:
-        return [output for report in self.reports for output in report.tokens if output.run == run]
-
-    def tokens(self, run: int) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
-        for output in self.outputs(run):
-            found.setdefault(output.choice, []).append(output.token)
-        return found
-
-    def end(self, run: int) -> State | None:
-        return next((end.state for report in self.reports for end in report.ended if end.run == run), None)
-
-    async def ended(self, *runs: int) -> None:
-        await until(lambda: all(self.end(run) for run in runs), what=f"the end of {runs}")
-
-    async def local(self, spec: RunSpec) -> dict[int, list[int]]:
-        self.engine.prefill(spec, then_decode=True)
-        await self.ended(spec.run)
-        assert self.end(spec.run) is State.FINISHED
-        return self.tokens(spec.run)
-
-    async def prefilled(self, spec: RunSpec) -> tuple[FirstToken, ...]:
-        self.engine.prefill(spec)
-        await until(lambda: any(spec.run in report.prefilled for report in self.reports))
-        return tuple(FirstToken(choice=o.choice, index=o.index, token=o.token, finish=o.finish) for o in self.outputs(spec.run))
-
-
-def job(run: int, prompt: Sequence[int], *choices: tuple[int, ...] | None, **sampling: Any) -> RunSpec:
-    """Choice i has generated `choices[i]`; None: it is done."""
-    open_ = tuple(Choice(index=i, generated=ids) for i, ids in enumerate(choices) if ids is not None)
-    return RunSpec(run, tuple(prompt), open_, Sampling(**{"seed": 5, "max_tokens": 11} | sampling))
 
 
 async def alone(prompt: Sequence[int], n: int) -> dict[int, list[int]]:

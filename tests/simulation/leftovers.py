@@ -55,4 +55,6 @@ def _held(node: Node) -> list[str]:
         held += [f"{type(holder).__name__} {holder.run:x}" for holder in pool.holders]
         if pool.free + pool.cached != pool.total:
             held.append(f"{pool.held} blocks")
+        if pool.swap.used:
+            held.append(f"{pool.swap.used} swapped blocks")
     return held

@@ -20,6 +20,7 @@ from services.engine.protocol import EngineInfo
 from services.engine.scheduler import ChunkedScheduler, Step
 from services.engine.scripted import ScriptedRunner, Timing
 from services.kv.pool import BlockPool
+from services.kv.swap import SwapSpace
 from services.prefill.prefill import Prefill
 from services.router.router import Router
 from services.router.service import WARM_UP_S
@@ -122,7 +123,7 @@ class NoRegistry:
 
 def scripted(shape: Engine, clock: Clock) -> StepEngine:
     memory = memoryview(bytearray(shape.blocks * BLOCK_TOKENS * 8))
-    pool = BlockPool(shape.blocks, block_bytes=BLOCK_TOKENS * 8, memory=memory)
+    pool = BlockPool(shape.blocks, block_bytes=BLOCK_TOKENS * 8, memory=memory, swap=SwapSpace(shape.blocks // 4))
     timing = Timing(prefill_token_s=shape.prefill_token_s, decode_step_s=shape.decode_step_s)
     runner = Runner(pool, block_tokens=BLOCK_TOKENS, vocab=VOCAB, eos_id=EOS, timing=timing)
     info = EngineInfo(

@@ -32,6 +32,7 @@ from services.engine.speculation import build_scheduler
 from services.kv import memory as kv_memory
 from services.kv.pool import BlockPool
 from services.kv.prefix_cache import prefix_cache
+from services.kv.swap import SwapSpace
 from services.kv.transfer.auto import TransferKind, open_carriers, transfer_client
 from services.kv.transfer.interface import Fetched, TransferClient, TransferLimits, TransferServer
 from services.kv.transfer.memory import MemoryTransferClient, MemoryTransferServer
@@ -59,10 +60,11 @@ _random = Random(7)
 
 
 def engine(
-    timing: Timing, scripts: tuple[Script, ...], blocks: int = BLOCKS, *, cache: bool = True, guess: int = 0
+    timing: Timing, scripts: tuple[Script, ...], blocks: int = BLOCKS, *, cache: bool = True, swap: int = 0, guess: int = 0
 ) -> StepEngine:
     memory = kv_memory.allocate(blocks * 64)
-    pool = BlockPool(blocks, block_bytes=64, memory=memory.view, fd=memory.fd, prefix=prefix_cache(enabled=cache))
+    prefix = prefix_cache(enabled=cache)
+    pool = BlockPool(blocks, block_bytes=64, memory=memory.view, fd=memory.fd, prefix=prefix, swap=SwapSpace(swap))
     runner = ScriptedRunner(pool, block_tokens=BLOCK_TOKENS, vocab=range(10, 300), eos_id=EOS, scripts=scripts, timing=timing)
     info = EngineInfo(
         name="scripted",
@@ -203,6 +205,7 @@ async def rig(
     decode: Timing | None = None,
     scripts: tuple[Script, ...] = (),
     decode_blocks: int = BLOCKS,
+    decode_swap: int = 0,
     limits: TransferLimits | None = None,
     pull_block_s: float = 0.0,
     fetch_block_s: float = 0.0,
@@ -220,7 +223,7 @@ async def rig(
     await buses["e1"].subscribe(subjects.reply(buses["e1"].process), edge.on_reply)
     engines = {
         "p1": engine(prefill or Timing(), scripts, cache=cache),
-        "d1": engine(decode or Timing(), scripts, decode_blocks, cache=cache, guess=guess),
+        "d1": engine(decode or Timing(), scripts, decode_blocks, cache=cache, swap=decode_swap, guess=guess),
     }
     roles = {"p1": Role.PREFILL, "d1": Role.DECODE}
     workers = {n: Worker(buses[n], subjects, engines[n], roles[n], clock, Metrics.null()) for n in engines}

@@ -17,6 +17,7 @@ from services.decode.leases import LEASE_S
 from services.engine.scripted import Script, Timing
 from services.kv.holders import ReservationHolder, RunHolder
 from services.worker.draining import drain
+from services.worker.status import status
 from tests.worker.rig import EOS, rig, until
 
 
@@ -251,6 +252,25 @@ async def test_a_full_pool_preempts_as_retry_and_the_others_finish():
         await until(lambda: all(r.edge.ended(run) for run in runs))
         assert {r.edge.ended(run) for run in runs} == {State.FINISHED, State.RETRY}
         await until(r.clean)
+
+
+async def test_with_a_swap_space_the_preempted_run_waits_is_shown_and_finishes_too():
+    async def answers(r):
+        runs = [(await r.submit(r.job([20 + number] * 8, max_tokens=12)))[0] for number in range(2)]
+        if r.decode.engine.pool.swap.total:
+            await until(lambda: status(r.decode).state.swapped)
+            shown = status(r.decode)
+            assert (shown.state.swapped, shown.state.running, shown.runs) == (1, 1, 2)
+            assert shown.state.swap_used == shown.kv.swapped <= shown.kv.swap_total
+            assert shown.kv.withheld > shown.state.credits.kv_blocks == 0
+            assert (shown.kv.integrity, shown.kv.orphaned) == ("ok", 0)
+        await until(lambda: all(r.edge.ended(run) for run in runs))
+        assert {r.edge.ended(run) for run in runs} == {State.FINISHED}
+        await until(r.clean)
+        return [r.edge.tokens(run) for run in runs]
+
+    async with rig() as plenty, rig(decode_blocks=8, decode_swap=8, decode=Timing(decode_step_s=0.02)) as small:
+        assert await answers(plenty) == await answers(small)
 
 
 async def test_an_engine_fault_fails_its_run_and_no_other():

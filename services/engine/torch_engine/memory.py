@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.engine.host import available_memory
 from services.engine.torch_engine.config import LlamaConfig
 from services.engine.torch_engine.device import CPU, Place
-from services.engine.torch_engine.pool_size import BLOCK_TOKENS, Room, blocks_that_fit
+from services.engine.torch_engine.pool_size import BLOCK_TOKENS, Room, blocks_that_fit, swap_blocks
 from services.engine.torch_engine.staged import StagedPool
 from services.kv import memory as kv_memory
 from services.kv.pool import BlockPool
 from services.kv.prefix import PrefixCache
+from services.kv.swap import SwapSpace
 from services.settings import SettingsError, WorkerSettings
 
 LAYOUT = "block,layer,kv,token,head,dim"
@@ -47,11 +49,19 @@ def allocate(
     for extent in shape:
         block_bytes *= extent
     blocks = blocks_that_fit(config, settings, block_bytes, room)
+    host = Room(available_memory()) if place.staged else room
+    swap = SwapSpace(swap_blocks(settings, blocks * block_bytes, block_bytes, host))
     try:
         memory = kv_memory.allocate(blocks * block_bytes)
     except (OSError, OverflowError) as error:
         raise SettingsError(f"no memory for {blocks} KV blocks ({blocks * block_bytes // _MB} MB): {error}") from None
-    options: dict[str, Any] = {"block_bytes": block_bytes, "memory": memory.view, "fd": memory.fd, "prefix": prefix}
+    options: dict[str, Any] = {
+        "block_bytes": block_bytes,
+        "memory": memory.view,
+        "fd": memory.fd,
+        "prefix": prefix,
+        "swap": swap,
+    }
     if place.staged:
         tensor = torch.zeros((blocks, *shape), dtype=place.dtype, device=place.device)
         return KVMemory(tensor, StagedPool(tensor, **options))

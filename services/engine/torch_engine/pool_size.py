@@ -1,4 +1,7 @@
-"""How many KV blocks a worker has: from the settings or from the memory there is, checked against what the model needs. Pure."""
+"""How many KV blocks a worker has, and how many its swap space: from the settings or from the memory there is. Pure.
+
+Checked against what the model needs and what the machine has.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from services.settings import SettingsError, WorkerSettings
 BLOCK_TOKENS = 16
 _FEWEST_BLOCKS = 64
 _MB = 2**20
+_SWAP_FRACTION = 0.25
+"""Of the pool, and of what is free beside it."""
+_MOST_AUTOMATIC_SWAP = 512 * _MB
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +54,20 @@ def blocks_that_fit(config: LlamaConfig, settings: WorkerSettings, block_bytes: 
     if blocks < whole:
         _log.warning("%d KV blocks hold %d of the model's %d tokens of context", blocks, blocks * BLOCK_TOKENS, config.context)
     return blocks
+
+
+def swap_blocks(settings: WorkerSettings, pool_bytes: int, block_bytes: int, room: Room) -> int:
+    """How many blocks of preempted runs are kept beside a pool of `pool_bytes`. Memory is taken when runs are preempted.
+
+    Raises `SettingsError` for a setting that asks for more than there is.
+    """
+    if settings.kv_swap_mb is None:
+        left = max(0, room.share(settings.machine_workers) - pool_bytes)
+        return min(int(min(pool_bytes, left) * _SWAP_FRACTION), _MOST_AUTOMATIC_SWAP) // block_bytes
+    size = settings.kv_swap_mb * _MB
+    if size > (left := max(0, room.share(1) - pool_bytes)):
+        raise SettingsError(f"worker.kv_swap_mb: {_mb(size)}; beside the weights and the KV pool {_mb(left)} are free")
+    return size // block_bytes
 
 
 def _asked(settings: WorkerSettings, fewest: int, block_bytes: int, room: Room) -> int:

@@ -152,17 +152,21 @@ async def test_stop_waits_for_the_thread(gqa: tiny.Tiny, monkeypatch: pytest.Mon
         assert engine.pool.held == 0
 
 
-async def test_a_pool_that_runs_out_preempts_and_the_others_are_right(gqa: tiny.Tiny) -> None:
+@pytest.mark.parametrize("swap_mb", [0, 1])
+async def test_a_pool_that_runs_out_preempts_and_all_others_are_right(gqa: tiny.Tiny, swap_mb: int) -> None:
+    """Who is preempted comes back, if there is a swap space."""
     prompts = [tiny.prompt(seed, 240) for seed in range(5)]
-    engine = tiny.engine(gqa.files, kv_blocks=16 * 4 + 15)
+    engine = tiny.engine(gqa.files, kv_blocks=16 * 4 + 15, kv_swap_mb=swap_mb)
     async with Running(engine) as running:
         for run, prompt in enumerate(prompts):
             tier = Tier.FREE if run == 2 else Tier.PAID
             engine.prefill(spec(run, prompt[: 239 - run], tier=tier, max_tokens=100), then_decode=True)
         await running.ended(*range(5))
         ends = [running.end(run) for run in range(5)]
-    assert [end.state for end in ends if end] == [State.FINISHED] * 2 + [State.RETRY] + [State.FINISHED] * 2
-    for run in (0, 1, 3, 4):
+    preempted = State.FINISHED if swap_mb else State.RETRY
+    assert sum(report.preemptions for report in running.reports) == 1
+    assert [end.state for end in ends if end] == [State.FINISHED] * 2 + [preempted] + [State.FINISHED] * 2
+    for run in range(5) if swap_mb else (0, 1, 3, 4):
         expected = gqa.greedy(prompts[run][: 239 - run], tiny.CONTEXT - (239 - run))
         assert running.tokens(run) == expected
 

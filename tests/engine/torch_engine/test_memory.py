@@ -10,7 +10,7 @@ import torch
 
 from services.engine.torch_engine import memory
 from services.engine.torch_engine.config import LlamaConfig
-from services.engine.torch_engine.pool_size import Room, blocks_that_fit
+from services.engine.torch_engine.pool_size import Room, blocks_that_fit, swap_blocks
 from services.engine.torch_engine.rope import Rope
 from services.settings import SettingsError, WorkerSettings
 
@@ -97,3 +97,29 @@ def test_what_does_not_fit_the_machine_is_refused_in_one_line(settings: WorkerSe
 def test_a_worker_that_starts_again_gets_the_pool_it_asks_for() -> None:
     """Its neighbour's pool is in use by then: what is free is its own half."""
     assert pool(WorkerSettings(machine_workers=2, kv_memory_mb=40), Room(50 * MB)) > 39 * MB
+
+
+@pytest.mark.parametrize(
+    ("settings", "left", "mb"),
+    [
+        (WorkerSettings(), 100, 10),  # a quarter of the pool
+        (WorkerSettings(), 20, 5),  # or of what is free beside it
+        (WorkerSettings(machine_workers=2), 60, 2),  # (40 + 60) / 2 - 40 = 10 are this worker's
+        (WorkerSettings(), -1, 0),
+        (WorkerSettings(kv_swap_mb=0), 100, 0),
+        (WorkerSettings(kv_swap_mb=99), 100, 99),
+    ],
+)
+def test_the_swap_space_is_modest_unless_it_is_asked_for(settings: WorkerSettings, left: int, mb: int) -> None:
+    assert swap_blocks(settings, 40 * MB, MB, Room((40 + left) * MB)) == mb
+
+
+def test_a_swap_space_larger_than_what_is_free_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"kv_swap_mb: 101 MB; beside the weights and the KV pool 100 MB are free"):
+        swap_blocks(WorkerSettings(kv_swap_mb=101), 40 * MB, MB, Room(140 * MB))
+    kv = memory.allocate(CONFIG, WorkerSettings(kv_memory_mb=2, kv_swap_mb=1), ROOM)
+    assert kv.pool.swap.total == MB // BLOCK_BYTES
+
+
+def test_a_large_pool_has_a_swap_space_of_at_most_512_mb() -> None:
+    assert swap_blocks(WorkerSettings(), 2**40, MB, Room(2**42)) == 512

@@ -27,7 +27,7 @@ from services.engine.sequence import Sequence
 from services.engine.swapping import Swapping
 from services.kv.pool import BlockPool, PoolExhausted
 
-LONGEST_S = 5.0
+LONGEST_S = 2.0
 """Digests of a swapped run say its state as before and no progress: whoever supervises progress must allow for this long."""
 PREEMPTED = "preempted"
 

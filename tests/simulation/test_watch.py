@@ -35,7 +35,7 @@ def take_all(self: ChoiceTokens, index: int, tokens: Any, finish: Any, *_: Any) 
 @pytest.mark.parametrize(
     ("owner", "method", "broken", "first", "seen"),
     [
-        (Vigil, "look", nothing, 160, "stands still"),
+        (Vigil, "look", nothing, 90, "stands still"),
         (Strangers, "refuse", nothing, 0, "still computes run"),
         (Recovery, "ask", nothing, 0, "stands still"),
         (Inbox, "on_death", nothing, 0, "whose death its edge knows"),

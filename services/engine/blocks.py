@@ -75,6 +75,12 @@ class SequenceBlocks:
             self._pool.hold(branch.holder, branch.blocks)
         self._pool.release(trunk.holder)
 
+    def filled(self, sequence: Sequence) -> None:
+        """A step has computed more of it: seal what became full, with the checksums that readers elsewhere compare."""
+        before = sequence.sealed
+        self.seal(sequence)
+        self._pool.attest(sequence.blocks[before : sequence.sealed])
+
     def seal(self, sequence: Sequence) -> None:
         """Let others share the blocks that are full by now. A block may be exchanged for an older one of the same content."""
         first, end = sequence.sealed, sequence.computed // self._info.block_tokens

@@ -57,7 +57,7 @@ class Progress:
         if chunk.draft:
             return self._accept(chunk, outcome or ())
         sequence.computed += chunk.count
-        self._blocks.seal(sequence)
+        self._blocks.filled(sequence)
         if outcome is None and not sequence.branching:
             return []  # more of its prompt is to come
         return self._draw(sequence, outcome or (), prefilled)
@@ -71,7 +71,7 @@ class Progress:
                 break
         sequence.computed += len(outputs)
         sequence.draft_limit = next_limit(len(chunk.draft), len(outputs) - 1)
-        self._blocks.seal(sequence)
+        self._blocks.filled(sequence)
         if outputs[-1].finish is not None:
             self._runs.leave(sequence, State.FINISHED)
         return outputs

@@ -87,6 +87,11 @@ class BlockPool(BlockLedger):
     async def stage_in(self, blocks: Sequence[int]) -> None:
         """What `view` shows of these blocks, which came from elsewhere, is what the engine computes on. As above."""
 
+    def attest(self, blocks: Sequence[int]) -> None:
+        """These blocks were just filled: take their checksums, so that no later change gets past a reader."""
+        for block in blocks if self._memory is not None else ():
+            self.checksum(block)
+
     def has_checksum(self, block: int) -> bool:
         """It was taken in this generation."""
         return self._checksums.get(block, (-1, 0))[0] == self.generation(block)

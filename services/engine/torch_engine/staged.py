@@ -42,6 +42,9 @@ class StagedPool(BlockPool):
     async def stage_in(self, blocks: Sequence[int]) -> None:
         await self._move(self._upload, blocks)
 
+    def attest(self, blocks: Sequence[int]) -> None:
+        """Not before they go out: that would move every block to the host, and few of them are ever read there."""
+
     def copy(self, source: int, target: int) -> None:
         self._device[target].copy_(self._device[source])
 

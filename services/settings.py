@@ -77,7 +77,7 @@ class EdgeSettings(_Section):
     default_max_tokens: int | None = Field(None, gt=0)
     max_choices: int = Field(16, ge=1, le=128)
     max_generated_tokens: int = Field(2**17, gt=0)
-    max_prompt_logprobs: int = Field(2**18, gt=0)
+    max_prompt_logprobs: int = Field(2**17, gt=0)
     max_nats_requests: int = Field(256, gt=0)
     drain_timeout_s: float = Field(30.0, gt=0)
 

@@ -1,17 +1,17 @@
-"""How fast Headrace gets over a fault: real processes, a real nats-server, scripted engines. Run it alone:
+"""How fast Headrace gets over a fault: real processes, a real nats-server, scripted engines and then torch. Run it alone:
 
-    .venv/bin/python -m bench.faults [--samples 40] [--rounds 3]
+    .venv/bin/python -m bench.faults [--samples 30] [--rounds 3] [--no-torch]
 
-Prints a Markdown table: a cancel from the client's close until no worker has the run (in each state, alone and beside seven
-running rows), the longest pause of 32 streams when a decode worker is killed or NATS restarts, and how long workers compute for
-an edge that is gone. The rig is the one of tests/chaos.
+Takes 6 to 8 minutes and prints the Markdown table of docs/reliability.md: a cancel from the client's close until no worker has
+the run (in each state, alone and beside 7 and 31 running rows of the same worker), the longest pause of 32 streams when a decode
+worker is killed or NATS restarts, how long workers compute for an edge that is gone; `faults_torch` has the rows of the torch
+engine. The rig is the one of tests/chaos.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import statistics
 import sys
 import tempfile
 import time
@@ -19,6 +19,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from bench import faults_torch
+from bench.figures import Row, percentiles, rounds_of
 from tests.chaos.processes import NATS, back, kill, stopped
 from tests.chaos.streams import Progress, Question, ask, ask_all, clients, longest_pause, questions, ready
 from tests.chaos.tap import Tap, taking_over, tap
@@ -27,6 +29,7 @@ from tests.e2e.operator import operator
 from tests.e2e.running import Up, started
 from tests.text.tiny import write_tiny_model_folder
 
+ONE_AND_ONE = ("p1", "d1")
 NAMES = ("p1", "p2", "d1", "d2")
 SETTINGS = {
     "HEADRACE_SCRIPTED__DECODE_STEP_S": "0.05",
@@ -36,15 +39,17 @@ SETTINGS = {
     "HEADRACE_WORKER__PREFIX_CACHE": "false",
 }
 LONG = "x" * 300
-Row = tuple[str, str]
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--samples", type=int, default=40, help="cancels in each state")
+    options.add_argument("--samples", type=int, default=30, help="cancels in each state")
     options.add_argument("--rounds", type=int, default=3, help="kills and restarts")
+    options.add_argument("--no-torch", action="store_true", help="scripted engines only")
     arguments = options.parse_args()
     rows = asyncio.run(measure(arguments.samples, arguments.rounds))
+    if not arguments.no_torch:
+        rows += asyncio.run(faults_torch.measure(arguments.rounds))
     print("| fault | measured |\n|---|---|")
     for what, figure in rows:
         print(f"| {what} | {figure} |")
@@ -52,23 +57,23 @@ def main() -> None:
 
 async def measure(samples: int, rounds: int) -> list[Row]:
     rows: list[Row] = []
-    async with _up() as up, tap(up) as bus:
-        for others in (0, 7):
+    async with _up("--prefill", "1", "--decode", "1") as up, tap(up) as bus:
+        for others in (0, 7, 31):
             async with _running(up, others):
                 for state, moment in _moments(bus).items():
                     took = [await _cancel(up, bus, moment, others) for _ in range(samples)]
-                    rows.append((f"cancel while {state}, {others} other rows", _percentiles(took)))
+                    rows.append((f"cancel while {state}, {others} other rows", percentiles(took)))
+    async with _up("--prefill", "2", "--decode", "2", "--router", "2") as up, tap(up) as bus:
         rows += [await _killed_decode(up, rounds), await _killed_edge(up, bus, rounds), await _silent_edge(up, bus)]
         rows.append(await _restarted_nats(up, rounds))
     return rows
 
 
 @asynccontextmanager
-async def _up() -> AsyncIterator[Up]:
+async def _up(*counts: str) -> AsyncIterator[Up]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         model = write_tiny_model_folder(folder / "tiny")
-        counts = ("--prefill", "2", "--decode", "2", "--router", "2")
         up_command = [sys.executable, "-m", "services.cli.main", "up", "--port", "0", "--engine", "scripted"]
         argv = [*up_command, "--model", str(model), *counts]
         with started(argv, folder / "home", folder, env=SETTINGS) as up:
@@ -99,7 +104,7 @@ def _moments(bus: Tap) -> dict[str, Moment]:
 
 async def _cancel(up: Up, bus: Tap, moment: Moment, others: int) -> float:
     """Seconds from the close until no worker has the run."""
-    workers, first = Workers(bus.operator, up, NAMES), asyncio.Event()
+    workers, first = Workers(bus.operator, up, ONE_AND_ONE), asyncio.Event()
     async with clients(up.url) as client:
         meeting = asyncio.ensure_future(moment(first))
         await asyncio.sleep(0.02)  # it listens before there is something to hear
@@ -149,7 +154,7 @@ async def _killed_decode(up: Up, rounds: int) -> Row:
         await ready(up.url)
         async with operator(up) as op:
             await op.until(lambda found: len(found) == len(NAMES), 30.0)
-    return "kill -9 decode under 32 streams: longest pause", _figures(pauses)
+    return "kill -9 decode under 32 streams: longest pause", rounds_of(pauses)
 
 
 async def _killed_edge(up: Up, bus: Tap, rounds: int) -> Row:
@@ -165,7 +170,7 @@ async def _killed_edge(up: Up, bus: Tap, rounds: int) -> Row:
 
         await ask_all(up.url, questions(32, 300), fault)
         await ready(up.url)
-    return "kill -9 edge with 32 jobs, proven: until both pools are free", _figures(took)
+    return "kill -9 edge with 32 jobs, proven: until both pools are free", rounds_of(took)
 
 
 async def _silent_edge(up: Up, bus: Tap) -> Row:
@@ -178,7 +183,7 @@ async def _silent_edge(up: Up, bus: Tap) -> Row:
             took.append(await workers.idle_after(10.0))
 
     await ask_all(up.url, questions(32, 60), fault)
-    return "edge stopped with 32 jobs, no proof: until both pools are free", _figures(took)
+    return "edge stopped with 32 jobs, no proof: until both pools are free", rounds_of(took)
 
 
 async def _restarted_nats(up: Up, rounds: int) -> Row:
@@ -191,17 +196,7 @@ async def _restarted_nats(up: Up, rounds: int) -> Row:
 
         pauses.append(longest_pause(await ask_all(up.url, questions(32, 60), fault)))
         await ready(up.url)
-    return "kill -9 nats-server under 32 streams (the supervisor waits 0.25 s and more): longest pause", _figures(pauses)
-
-
-def _percentiles(seconds: list[float]) -> str:
-    ordered = sorted(seconds)
-    high = ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))]
-    return f"p50 {1000 * statistics.median(ordered):.0f} ms, p99 {1000 * high:.0f} ms ({len(ordered)} samples)"
-
-
-def _figures(seconds: list[float]) -> str:
-    return f"median {statistics.median(seconds):.2f} s, worst {max(seconds):.2f} s ({len(seconds)} rounds)"
+    return "kill -9 nats-server under 32 streams (the supervisor waits 0.25 s and more): longest pause", rounds_of(pauses)
 
 
 if __name__ == "__main__":

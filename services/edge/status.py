@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from services.bus.interface import Bus
@@ -12,7 +14,7 @@ from services.edge.jobs.supervisor import Supervisor
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """`requests` are open HTTP requests, `jobs` those whose compute may not have ended, `models` what can be served now.
 
-    `writes`: the schema version of its messages.
+    `writes`: the schema version of its messages. `tasks`: of the event loop, the answer itself included.
     """
 
     edge: str
@@ -22,6 +24,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     routers: list[str]
     draining: bool
     writes: int
+    tasks: int
 
 
 def status(bus: Bus, traffic: Traffic, jobs: Supervisor) -> Status:
@@ -33,4 +36,5 @@ def status(bus: Bus, traffic: Traffic, jobs: Supervisor) -> Status:
         routers=jobs.models.routers(),
         draining=traffic.draining,
         writes=bus.dialect.writes,
+        tasks=len(asyncio.all_tasks()),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from services.bus.interface import Bus
@@ -20,11 +22,12 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """`writes`: the schema version of its messages."""
+    """`writes`: the schema version of its messages. `tasks`: of the event loop, the answer itself included."""
 
     router: str
     draining: bool
     writes: int
+    tasks: int
     models: dict[str, ModelStatus]
 
 
@@ -38,4 +41,4 @@ def status(bus: Bus, draining: bool, view: View, waiting: Waiting, drained: Drai
         )
         for model in sorted(view.models())
     }
-    return Status(router=bus.process, draining=draining, writes=bus.dialect.writes, models=models)
+    return Status(router=bus.process, draining=draining, writes=bus.dialect.writes, tasks=len(asyncio.all_tasks()), models=models)

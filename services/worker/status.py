@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from schemas.state import WorkerState
@@ -30,16 +32,23 @@ class KvLedger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`writes`: the schema version of its messages."""
+    """`writes`: the schema version of its messages. `tasks`: of the event loop, the answer itself included."""
 
     state: WorkerState
     runs: int
     writes: int
+    tasks: int
     kv: KvLedger
 
 
 def status(worker: Worker) -> WorkerStatus:
-    return WorkerStatus(state=worker.beats.state(), runs=len(worker.runs), writes=worker.bus.dialect.writes, kv=_ledger(worker))
+    return WorkerStatus(
+        state=worker.beats.state(),
+        runs=len(worker.runs),
+        writes=worker.bus.dialect.writes,
+        tasks=len(asyncio.all_tasks()),
+        kv=_ledger(worker),
+    )
 
 
 def register_gauges(worker: Worker) -> None:

@@ -28,12 +28,13 @@ class Question:
     number: int
     max_tokens: int
     content: str = ""
+    model: str = "tiny"
 
     @property
     def body(self) -> dict[str, Any]:
         how = {"temperature": 1.0, "seed": self.number} if self.number % 2 else {"temperature": 0}
         return {
-            "model": "tiny",
+            "model": self.model,
             "messages": [{"role": "user", "content": self.content or f"question {self.number} " + "?" * (self.number % 23)}],
             "max_tokens": self.max_tokens,
             "stream": True,

@@ -1,4 +1,4 @@
-"""1,000 short jobs while everything fails at random: what was allocated is released, and nothing new is left."""
+"""1,000 jobs while everything fails at random, and some meet several faults: what was allocated is released, nothing is left."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from random import Random
 
 import httpx
 import pytest
+from nats.aio.msg import Msg
 
+from schemas.codec import decode
+from schemas.job import Job
 from tests.chaos.monitor import subscriptions
-from tests.chaos.processes import NATS, back, descriptors, kill, pid, send, stop_for
+from tests.chaos.processes import NATS, back, descriptors, kill, pid, process_id, send, stop_for
 from tests.chaos.streams import Answer, Question, ask, clients, questions, ready, undisturbed, until
+from tests.chaos.tap import tap
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import operator
 from tests.e2e.running import Up
@@ -24,8 +28,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SEED = 4
 JOBS = 1000
 AT_ONCE = 40
+SHORT, LONG = (5, 60), (150, 250)
+"""Tokens. A long one takes 5 s when nothing happens, and meets several faults."""
 WORKERS = ("p1", "p2", "d1", "d2")
 EVERYBODY = (*WORKERS, "r1", "r2", "e1")
+KINDS = {"p": "prefill", "d": "decode", "r": "router", "e": "edge"}
 PACED = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.02", "HEADRACE_WORKER__KV_BLOCKS": "120"}
 """Few blocks: some runs are preempted too."""
 EXCUSED = {"internal_error", "request_quarantined", "queue_expired"}
@@ -35,7 +42,7 @@ EXCUSED = {"internal_error", "request_quarantined", "queue_expired"}
 async def test_a_thousand_jobs(scripted_stack: StartScripted) -> None:
     up = scripted_stack("--prefill", "2", "--decode", "2", "--router", "2", **PACED)
     random = Random(SEED)
-    asked = [Question(number, random.randrange(5, 60)) for number in range(JOBS)]
+    asked = [Question(number, random.randrange(*(LONG if random.random() < 0.1 else SHORT))) for number in range(JOBS)]
     for _ in range(2):
         await undisturbed(up.url, questions(200, 20))  # so many that both routers use the queue
     before = await _left_behind(up)
@@ -43,12 +50,16 @@ async def test_a_thousand_jobs(scripted_stack: StartScripted) -> None:
     over = asyncio.Event()
     faults = asyncio.create_task(_faults(up, random, over))
     work = iter(asked)
-    async with clients(up.url) as client, asyncio.TaskGroup() as group:
-        for _ in range(AT_ONCE):
-            group.create_task(_client(client, work, random, ends))
+    async with tap(up) as bus:
+        submits = await bus.all_of("hr.submit.*")
+        async with clients(up.url) as client, asyncio.TaskGroup() as group:
+            for _ in range(AT_ONCE):
+                group.create_task(_client(client, work, random, ends))
     over.set()
     done = await faults
-    print(f"\n{dict(ends)} under {dict(done)}")
+    hit = Counter(_deaths(submits).values())
+    print(f"\n{dict(ends)} under {dict(done)}; jobs by how many of their owners died: {dict(hit)}")
+    assert max(hit) > 1, "no job lost two owners"
     assert ends.total() == JOBS
     assert not set(ends) - {"finished", "gave up"} - EXCUSED, ends
     assert ends["finished"] + ends["gave up"] > JOBS * 0.98
@@ -115,12 +126,27 @@ async def _gone_and_back(up: Up, name: str, number: signal.Signals) -> None:
     await back(up, name, send(up, name, number), 60.0)
 
 
-async def _left_behind(up: Up) -> tuple[dict[str, int], dict[str, int]]:
-    """Subscriptions and descriptors of every process, by name."""
-    return await subscriptions(up), {name: descriptors(pid(up, name)) for name in EVERYBODY}
+def _deaths(submits: list[Msg]) -> dict[str, int]:
+    """How many owners each job lost."""
+    deaths: dict[str, int] = {}
+    for msg in submits:
+        job = decode(msg.data, Job)
+        deaths[job.job] = max(job.deaths, deaths.get(job.job, 0))
+    return deaths
 
 
-async def _settles(up: Up, before: tuple[dict[str, int], dict[str, int]]) -> None:
+async def _left_behind(up: Up) -> tuple[dict[str, int], ...]:
+    """Subscriptions, descriptors and tasks of every process, by name."""
+    return await subscriptions(up), {name: descriptors(pid(up, name)) for name in EVERYBODY}, await _tasks(up)
+
+
+async def _tasks(up: Up) -> dict[str, int]:
+    async with operator(up) as op:
+        subjects = {name: f"hr.admin.{KINDS[name[0]]}.{process_id(up, name)}.status" for name in EVERYBODY}
+        return {name: (await op.ask(subject))["tasks"] for name, subject in subjects.items()}
+
+
+async def _settles(up: Up, before: tuple[dict[str, int], ...]) -> None:
     """Until nothing is held that was not before. A client's connection ends a moment after its answer."""
     deadline = asyncio.get_running_loop().time() + 20
     while True:

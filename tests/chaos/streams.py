@@ -180,7 +180,7 @@ async def _is_ready(client: httpx.AsyncClient) -> bool:
 async def _read(response: httpx.Response, heard: Callable[[], object]) -> Answer:
     pieces: list[tuple[float, str]] = []
     tokens, finish, error, whole = 0, "", None, False
-    async for line in _lines(response):
+    async for line in lines(response):
         if line == "data: [DONE]":
             assert not whole, "[DONE] came twice"
             whole = True
@@ -196,7 +196,7 @@ async def _read(response: httpx.Response, heard: Callable[[], object]) -> Answer
     return Answer(200, tuple(pieces), tokens, finish, error, whole=whole)
 
 
-async def _lines(response: httpx.Response) -> AsyncIterator[str]:
+async def lines(response: httpx.Response) -> AsyncIterator[str]:
     """As server-sent events have them; httpx's own lines also end at characters such as U+0085, which a token may be."""
     rest = ""
     async for text in response.aiter_text():

@@ -28,8 +28,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SEED = 4
 JOBS = 1000
 AT_ONCE = 40
-SHORT, LONG = (5, 60), (150, 250)
-"""Tokens. A long one takes 5 s when nothing happens, and meets several faults."""
+SHORT, LONG = (5, 60), (250, 350)
+"""Tokens. A long one takes 6 s when nothing happens, and meets several faults."""
 WORKERS = ("p1", "p2", "d1", "d2")
 EVERYBODY = (*WORKERS, "r1", "r2", "e1")
 KINDS = {"p": "prefill", "d": "decode", "r": "router", "e": "edge"}
@@ -102,12 +102,15 @@ async def _faults(up: Up, random: Random, over: asyncio.Event) -> Counter[str]:
     """One after another, and now and then two at a time, until the jobs are done."""
     done: Counter[str] = Counter()
     while not over.is_set():
-        kind = random.choice(("kill", "kill", "two", "drain", "stop", "router", "nats"))
+        kind = random.choice(("kill", "kill", "two", "in a row", "drain", "stop", "router", "nats"))
         done[kind] += 1
         if kind == "kill":
             await _gone_and_back(up, random.choice(WORKERS), signal.SIGKILL)
         elif kind == "two":
             await asyncio.gather(*(_gone_and_back(up, name, signal.SIGKILL) for name in random.sample(WORKERS, 2)))
+        elif kind == "in a row":  # what went over to the other one loses that too
+            for name in random.sample(("d1", "d2"), 2):
+                await _gone_and_back(up, name, signal.SIGKILL)
         elif kind == "drain":
             await _gone_and_back(up, random.choice(WORKERS), signal.SIGTERM)
         elif kind == "stop":

@@ -23,8 +23,8 @@ from services.router.prefix_index import PrefixIndex
 from services.telemetry.logs import fields
 
 PAGE_S = 1.0
-AGAIN_S = 1.0
-"""After a snapshot that failed."""
+AGAIN_S = 0.5
+"""After a snapshot that failed batches are ignored for so long."""
 AT_ONCE = 8
 """Snapshots read at the same time: a router that starts must not have all workers answer it in one moment."""
 MAX_WAITING = 256
@@ -87,12 +87,13 @@ class KvFeed:
         self._spawn(self._read(process, source), f"snapshot of {process}")
 
     async def _read(self, process: str, source: _Source) -> None:
-        """Until the index agrees, or the process is gone."""
-        while self._sources.get(process) is source:
-            async with self._turn:
-                if await self._snapshot(process, source):
-                    return
-            await asyncio.sleep(AGAIN_S)
+        """Make the index agree. If that fails, the next batch of a process that still lives begins it anew."""
+        async with self._turn:
+            if await self._snapshot(process, source):
+                return
+        await asyncio.sleep(AGAIN_S)
+        if self._sources.get(process) is source:
+            self.forget(process)
 
     async def _snapshot(self, process: str, source: _Source) -> bool:
         """True when all pages were read and every batch after the oldest of them."""

@@ -190,3 +190,20 @@ def test_a_full_batch_gets_no_drafts() -> None:
     assert many is not None
     assert [len(chunk.draft) for chunk in few.chunks] == [1] * 4
     assert [len(chunk.draft) for chunk in many.chunks] == [0] * 8
+
+
+async def test_preempted_beside_drafts() -> None:
+    """A pool too small for all: what ends early, and what does not, said what it says alone."""
+    specs = [spec(run, [30 + run, 31, 32], max_tokens=40) for run in range(5)]
+    async with Running(engine(0)) as plain, Running(engine(7, blocks=24)) as guessing:
+        expected = await plain.generate(*specs)
+        await guessing.generate(*specs)
+        ends = [guessing.end(run) for run in range(5)]
+        states = [end.state for end in ends if end is not None]
+        assert State.FINISHED in states
+        assert State.RETRY in states
+        assert drafts(guessing)[1] > 0
+        for run, state in enumerate(states):
+            said = guessing.tokens(run)
+            assert said == expected[run][: len(said)]
+            assert state is State.RETRY or len(said) == len(expected[run])

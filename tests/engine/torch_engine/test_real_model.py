@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from services.engine.protocol import RunSpec
 from services.engine.torch_engine.build import build
 from services.models.store import ModelFiles
 from services.settings import WorkerSettings
+from tests.engine.kernel.conftest import CACHE
 from tests.engine.torch_engine.rig import Running, copy_blocks
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -72,6 +74,40 @@ async def test_five_other_prompts_give_what_transformers_gives(default_model: Mo
     async with Running(engine(default_model)) as running:
         ours = await running.generate(*(spec(run, tuple(prompt), 24) for run, prompt in enumerate(prompts)))
     assert ours == [_greedy(reference, prompt, 24) for prompt in prompts]
+
+
+@pytest.mark.parametrize(("kernels", "close"), [(None, 1e-3), (CACHE, 2e-2)], ids=["torch", "kernel with its KV in float16"])
+async def test_prompt_logprobs_are_those_of_transformers(
+    default_model: ModelFiles, reference: Any, kernels: Path | None, close: float
+) -> None:
+    sampling = Sampling(seed=0, max_tokens=1, temperature=0.0, prompt_logprobs=2)
+    running = Running(build(default_model, WorkerSettings(kv_blocks=128, threads=2), SystemClock(), kernels=kernels))
+    async with running:
+        await running.generate(RunSpec(1, KUBERNETES, (Choice(index=0),), sampling))
+        ours = [logprob for report in running.reports for output in report.prompts for logprob in output.logprobs]
+    with torch.inference_mode():
+        expected = torch.log_softmax(reference(torch.tensor([KUBERNETES])).logits[0].double(), dim=-1)
+    assert [logprob.token for logprob in ours] == list(KUBERNETES[1:])
+    for row, logprob in zip(expected, ours, strict=False):
+        assert logprob.logprob == pytest.approx(row[logprob.token].item(), abs=close)
+        assert [value for _, value in logprob.top] == pytest.approx(row.topk(2).values.tolist(), abs=close)
+
+
+async def test_drafts_change_no_token(default_model: ModelFiles) -> None:
+    """Greedy and seeded, on the exact kernel."""
+    tokenizer = AutoTokenizer.from_pretrained(default_model.folder)
+    prompts = [tuple(_chat(tokenizer, text)) for text in (*OTHERS, "Count from 1 to 40, one number a line.")]
+    said, accepted = [], []
+    for guess in (0, 7):
+        settings = WorkerSettings(kv_blocks=256, threads=2, speculative_tokens=guess)
+        async with Running(build(default_model, settings, SystemClock(), kernels=CACHE)) as running:
+            said.append([])
+            for run, prompt in enumerate(prompts):
+                sampling = Sampling(seed=run, max_tokens=48, temperature=float(run % 2), top_p=0.9)
+                said[-1] += await running.generate(RunSpec(run, prompt, (Choice(index=0),), sampling))
+            accepted.append(sum(report.accepted for report in running.reports))
+    assert said[0] == said[1]
+    assert accepted[1] > accepted[0] == 0
 
 
 def _chat(tokenizer: Any, text: str) -> list[int]:

@@ -7,6 +7,7 @@ import logging
 from contextlib import suppress
 from random import SystemRandom
 
+from schemas.errors import BusUnavailable
 from schemas.subjects import Subjects
 from services.bus.dialect import Dialect
 from services.bus.drain_verbs import drain_verbs
@@ -23,6 +24,7 @@ from services.router.status import Status
 from services.settings import Settings
 from services.telemetry.loop_lag import record_loop_lag
 from services.telemetry.metrics import Metrics
+from services.telemetry.logs import fields
 
 WARM_UP_S = 0.5
 """Two beats of every worker: before that, a job would be refused for workers that are only not heard yet."""
@@ -50,6 +52,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         router = Router(bus, queue, settings, clock, random, Refusals(metrics, clock))
         admin = _admin(bus, router, settings, metrics, stop)
         await router.listen()
+        ensuring = asyncio.create_task(_ensure(queue))
         with suppress(TimeoutError):
             async with asyncio.timeout(WARM_UP_S):
                 await stop.wait()
@@ -57,6 +60,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         await admin.start()
         _log.info("routing")
         await stop.wait()
+        ensuring.cancel()
         await router.drain()
         await admin.drain(settings.router.drain_timeout_s)
     finally:
@@ -66,6 +70,16 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
 
 def _admin(bus: NatsBus, router: Router, settings: Settings, metrics: Metrics, stop: asyncio.Event) -> Service:
     async def say_status(_: Msg) -> Status:
+async def _ensure(queue: JetStreamWorkQueue) -> None:
+    """Brings an older configuration of the stream up to date, other replicas for instance. What is missing is made on demand."""
+    try:
+        await queue.ensure()
+    except BusUnavailable as error:
+        _log.warning("the queue could not be brought up to date", extra=fields(error=error))
+
+
+def _admin(bus: NatsBus, router: Router, settings: Settings, stop: asyncio.Event) -> Service:
+    async def status(_: Msg) -> Status:
         return router.status()
 
     async def say_metrics(_: Msg) -> bytes:

@@ -75,8 +75,12 @@ async def _until_stopped(worker: Worker, stop: asyncio.Event) -> None:
 
 async def _register(worker: Worker, registry: KvRegistry) -> None:
     """An entry in HR_WORKERS for `nats kv ls`; a worker serves without it when JetStream is away."""
+    up_to_date = False
     while True:
         try:
+            if not up_to_date:  # an older configuration, with other replicas for instance
+                await registry.ensure()
+                up_to_date = True
             await registry.put(worker.bus.process, worker.beats.state())
         except BusUnavailable as error:
             _log.info("not registered: %s", error)

@@ -117,6 +117,9 @@ class Runner(ScriptedRunner):
 class NoRegistry:
     """`HR_WORKERS` is for people; the control plane must do without."""
 
+    async def ensure(self) -> None:
+        return
+
     async def put(self, key: str, value: object) -> None:
         return
 

@@ -190,9 +190,7 @@ class Cluster:
         """The next step takes so long. Not of an engine that does not know yet how long its steps take."""
         node = self.nodes[fault.victim]
         if node.alive and node.worker is not None and node.worker.engine.stats().steps >= FEW_STEPS:
-            runner = node.worker.engine._runner  # type: ignore[attr-defined]
-            runner.stall_s = fault.lasts
-            node.still_until = self.loop.time() + fault.lasts + 2.0
+            node.runner.stall_s = fault.lasts
 
     def _start_again(self, node: Node) -> None:
         if node.exited and self.nodes[node.name] is node:

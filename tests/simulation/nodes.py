@@ -57,12 +57,21 @@ class Node:
     router: Router | None = None
     worker: Worker | None = None
     exited: bool = False
-    still_until: float = 0.0
-    """Its engine may stand still so long."""
 
     @property
     def name(self) -> str:
         return self.process.name
+
+    @property
+    def runner(self) -> Runner:
+        """A worker's."""
+        assert self.worker is not None
+        return self.worker.engine._runner  # type: ignore[attr-defined, no-any-return]
+
+    @property
+    def still_until(self) -> float:
+        """When its engine begins to compute again; 0 when it never stood still."""
+        return self.runner.still_until if self.worker is not None else 0.0
 
     @property
     def alive(self) -> bool:
@@ -103,13 +112,15 @@ async def serve_worker(node: Node, role: Role, shape: Engine, wires: Wires) -> N
 
 
 class Runner(ScriptedRunner):
-    """Stands still when told to, whoever is cancelled."""
+    """Stands still in its next step when told to, whoever is cancelled."""
 
     stall_s = 0.0
+    still_until = 0.0
 
     async def execute(self, step: Step) -> list[engine_runner.Outcome] | None:
         seconds, self.stall_s = self.stall_s, 0.0
         if seconds:
+            self.still_until = asyncio.get_running_loop().time() + seconds
             await asyncio.sleep(seconds)
         return await super().execute(step)
 

@@ -22,9 +22,9 @@ from services.clock import SystemClock
 from services.router.router import Router
 from services.router.status import Status
 from services.settings import Settings
+from services.telemetry.logs import fields
 from services.telemetry.loop_lag import record_loop_lag
 from services.telemetry.metrics import Metrics
-from services.telemetry.logs import fields
 
 WARM_UP_S = 0.5
 """Two beats of every worker: before that, a job would be refused for workers that are only not heard yet."""
@@ -68,8 +68,6 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         await bus.drain(settings.router.drain_timeout_s)
 
 
-def _admin(bus: NatsBus, router: Router, settings: Settings, metrics: Metrics, stop: asyncio.Event) -> Service:
-    async def say_status(_: Msg) -> Status:
 async def _ensure(queue: JetStreamWorkQueue) -> None:
     """Brings an older configuration of the stream up to date, other replicas for instance. What is missing is made on demand."""
     try:
@@ -78,8 +76,8 @@ async def _ensure(queue: JetStreamWorkQueue) -> None:
         _log.warning("the queue could not be brought up to date", extra=fields(error=error))
 
 
-def _admin(bus: NatsBus, router: Router, settings: Settings, stop: asyncio.Event) -> Service:
-    async def status(_: Msg) -> Status:
+def _admin(bus: NatsBus, router: Router, settings: Settings, metrics: Metrics, stop: asyncio.Event) -> Service:
+    async def say_status(_: Msg) -> Status:
         return router.status()
 
     async def say_metrics(_: Msg) -> bytes:

@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from schemas.job import Job
+from schemas.job import LANES, Job, Tier
 from schemas.state import QueueReport
 from schemas.subjects import Subjects, model_token
 from services.clock import Clock
 from services.router.lanes import rank
 
+_TIERS = frozenset(Tier)
+_LANES = frozenset(map(str, range(LANES)))
 FRESH_S = 1.0
 EXPECT_S = 0.25
 """How long a job that was answered *queue* may take to appear there."""
@@ -34,9 +36,9 @@ class _Place:
     @classmethod
     def of(cls, subject: str) -> _Place | None:
         match subject.split("."):
-            case [_, _, model, tier, lane, _] if lane.isdecimal():
+            case [_, _, model, tier, lane, _] if tier in _TIERS and lane in _LANES:
                 return cls(model, tier, int(lane))
-        return None
+        return None  # nobody would ever pull it, so nobody waits for it
 
 
 class Waiting:

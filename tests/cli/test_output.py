@@ -70,3 +70,13 @@ def test_long_lines_are_shortened_on_the_terminal_only(tmp_path: Path) -> None:
     assert len(said[0]) == 400
     assert "x" * 1000 in (tmp_path / "d1.log").read_text()
     assert shorten("short") == "short"
+
+
+def test_a_full_disk_is_said_once_and_stops_nothing() -> None:
+    said: list[str] = []
+    one = Output("d1", LogFile(Path("/dev/full")), said.append, verbose=False)
+    feed(one)
+    one.close()
+    assert [line for line in said if "not written" in line] == ["d1: its log /dev/full is not written: No space left on device"]
+    assert "d1: WARNING headrace.bus the connection to NATS is lost" in said
+    assert one.last_words == FOREIGN

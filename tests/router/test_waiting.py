@@ -30,6 +30,14 @@ def test_counts_by_tier_and_lane(waiting: Waiting, clock: ManualClock) -> None:
     assert waiting.models() == {"tiny", "a=2Fb=3Ac"}
 
 
+@pytest.mark.parametrize("junk", ["vip.1.JOB", "paid.16.JOB", "paid.01.JOB", "paid.\u0661.JOB", "paid.1.JOB.more", "paid"])
+def test_junk_in_the_queue_holds_nobody_back(waiting: Waiting, clock: ManualClock, junk: str) -> None:
+    """Whoever may write there may write anything; what no router pulls is not waited for."""
+    waiting.counted({f"hr.jobs.{MODEL}.{junk}".replace("JOB", "0" * 32): 1}, clock.monotonic())
+    assert not waiting.models()
+    assert not waiting.ahead_of(MODEL, Tier.FREE)
+
+
 @pytest.mark.parametrize(
     ("waits", "comes", "behind"),
     [

@@ -22,21 +22,25 @@ Say = Callable[[str], None]
 
 
 class LogFile:
-    """Lines appended to a file that never grows over `limit` bytes."""
+    """Lines appended to a file that never grows over `limit` bytes. Unbuffered: what could not be written is not tried again."""
 
     def __init__(self, path: Path, limit: int = MAX_LOG_BYTES) -> None:
         self.path = path
         self._limit = limit
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
 
-    def write(self, line: str) -> None:
-        if self._file.tell() > self._limit:
-            self._file.close()
-            self.path.replace(self.path.with_name(f"{self.path.name}.1"))
-            self._file = self.path.open("a", encoding="utf-8")
-        self._file.write(f"{line}\n")
-        self._file.flush()
+    def write(self, line: str) -> str:
+        """Why it could not be written, such as a full disk; "" when it was."""
+        try:
+            if self._file.tell() > self._limit:
+                self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+                full, self._file = self._file, self.path.open("ab", buffering=0)
+                full.close()
+            self._file.write(f"{line}\n".encode("utf-8", "replace"))
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
 
     def close(self) -> None:
         self._file.close()
@@ -50,6 +54,7 @@ class Output:
         self._file = file
         self._say = say
         self._verbose = verbose
+        self._complained = False
         self.last_words = ""
         """The latest line that may tell why it died: a complaint, or one that is in no known format."""
 
@@ -58,13 +63,20 @@ class Output:
         return self._file.path
 
     def __call__(self, line: str) -> None:
-        self._file.write(line)
+        self._keep(line)
         known = _OURS.match(line) or _NATS.match(line)
         level, text = known.groups() if known else ("", line)
         if text.strip() and (not known or level in _SHOWN):
             self.last_words = shorten(text.strip())
         if self._verbose or level in _SHOWN:
             self._say(shorten(f"{self._name}: {level} {text}" if level else f"{self._name}: {text}"))
+
+    def _keep(self, line: str) -> None:
+        """Into the file. That it cannot be is said once, until it can again; the child must not wait for us to read on."""
+        trouble = self._file.write(line)
+        if trouble and not self._complained:
+            self._say(f"{self._name}: its log {self.path} is not written: {trouble}")
+        self._complained = bool(trouble)
 
     def close(self) -> None:
         self._file.close()

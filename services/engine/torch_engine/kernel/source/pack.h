@@ -55,21 +55,30 @@ static inline __attribute__((always_inline)) void transpose_lanes(shuffled *v) {
 
 static inline __m128i eight(const char *from) { return _mm_loadu_si128((const __m128i *)from); }
 
-/* 8 numbers of each of 32 rows, from byte `at` of each, → to[8][32]. */
+/* 8 numbers of each of 32 rows, from byte `at` of each, → to[8][32]: `fetch` four rows into each of v[0..7], then `transpose`.
+ * Who fetches the next ones between the sums of the present ones waits for no load (some 10 % of a step at 1 to 8 rows);
+ * where registers are too few for that, `transpose` reads for itself. */
 #if defined(__AVX512BW__)
-static inline __attribute__((always_inline)) void transpose(weight_rows rows, int64_t at, uint16_t *to) {
-    __m512i v[8];
-    for (int i = 0; i < 8; i++) {
-        const char *left = rows.left + at + i * rows.step, *right = rows.right + at + i * rows.step;
-        v[i] = _mm512_castsi128_si512(eight(left));
-        v[i] = _mm512_mask_broadcast_i32x4(v[i], 0x00f0, eight(left + 8 * rows.step));
-        v[i] = _mm512_mask_broadcast_i32x4(v[i], 0x0f00, eight(right));
-        v[i] = _mm512_mask_broadcast_i32x4(v[i], 0xf000, eight(right + 8 * rows.step));
-    }
+typedef __m512i fetched;
+
+static inline __attribute__((always_inline)) void fetch(weight_rows rows, int64_t at, int i, fetched *v) {
+    const char *left = rows.left + at + i * rows.step, *right = rows.right + at + i * rows.step;
+    v[i] = _mm512_castsi128_si512(eight(left));
+    v[i] = _mm512_mask_broadcast_i32x4(v[i], 0x00f0, eight(left + 8 * rows.step));
+    v[i] = _mm512_mask_broadcast_i32x4(v[i], 0x0f00, eight(right));
+    v[i] = _mm512_mask_broadcast_i32x4(v[i], 0xf000, eight(right + 8 * rows.step));
+}
+
+static inline __attribute__((always_inline)) void transpose(weight_rows rows, int64_t at, fetched *v, uint16_t *to) {
+    (void)rows, (void)at;
     transpose_lanes(v);
     for (int i = 0; i < 8; i++) _mm512_storeu_si512(to + i * STRIP, v[i]);
 }
 #else
+typedef char fetched;
+
+static inline void fetch(weight_rows rows, int64_t at, int i, fetched *v) { (void)rows, (void)at, (void)i, (void)v; }
+
 static inline void transpose_half(const char *from, int64_t step, uint16_t *to) {
     __m256i v[8];
     for (int i = 0; i < 8; i++)
@@ -78,7 +87,8 @@ static inline void transpose_half(const char *from, int64_t step, uint16_t *to) 
     for (int i = 0; i < 8; i++) _mm256_storeu_si256((__m256i *)(to + i * STRIP), v[i]);
 }
 
-static inline __attribute__((always_inline)) void transpose(weight_rows rows, int64_t at, uint16_t *to) {
+static inline __attribute__((always_inline)) void transpose(weight_rows rows, int64_t at, fetched *v, uint16_t *to) {
+    (void)v;
     transpose_half(rows.left + at, rows.step, to);
     transpose_half(rows.right + at, rows.step, to + LANES);
 }
@@ -115,11 +125,15 @@ static inline __attribute__((always_inline)) void packing_tile(const int rows, c
         sum[r][0] = add ? lanes_load(c + r * STRIP) : lanes_zero();
         sum[r][1] = add ? lanes_load(c + r * STRIP + LANES) : lanes_zero();
     }
+    fetched v[PACK_STEP];
+    for (int j = 0; j < PACK_STEP; j++) fetch(from, 0, j, v);
     for (int i = 0; i < depth; i += PACK_STEP) {
+        const int next = i + PACK_STEP < depth ? i + PACK_STEP : i;
         look_ahead(from, i * 2);
-        transpose(from, i * 2, to);
+        transpose(from, i * 2, v, to);
 #pragma GCC unroll 8
         for (int j = 0; j < PACK_STEP; j++) {
+            fetch(from, next * 2, j, v);
             lanes left = load_weights(to, j * STRIP, dtype), right = load_weights(to, j * STRIP + LANES, dtype);
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++) {

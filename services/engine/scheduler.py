@@ -82,8 +82,9 @@ class Scheduler(Protocol):
 class ChunkedScheduler:
     """At most `max_batch` decode rows and `max_tokens` prompt tokens a step, fewer when those take longer than `target_s`.
 
-    However slow the machine, prompts get `chunk_tokens` beside decode rows, `alone_tokens` in a step of their own: nobody's next
-    token waits for that one, a cancel stops it between two layers, and smaller steps would read all weights for little.
+    However slow the machine, prompts get `chunk_tokens` a step: smaller ones would read all weights for little. Before
+    anything is measured they get that beside decode rows, and `alone_tokens` in a step of their own, which nobody's next token
+    waits for.
     """
 
     def __init__(
@@ -123,11 +124,10 @@ class ChunkedScheduler:
 
     def _budget(self, decode_rows: int) -> int:
         """Prompt tokens in whole smallest chunks: what the target leaves beside the decode rows, within the limits."""
-        fewest = self._chunk_tokens if decode_rows else self._alone_tokens
         if self._seconds == 0.0:
-            return fewest
+            return self._chunk_tokens if decode_rows else self._alone_tokens
         fitting = int(self._target_s * self._tokens / self._seconds) - decode_rows
-        return max(fewest, min(self._max_tokens, fitting) // self._chunk_tokens * self._chunk_tokens)
+        return max(self._chunk_tokens, min(self._max_tokens, fitting) // self._chunk_tokens * self._chunk_tokens)
 
 
 _RANK = {Tier.ENTERPRISE: 0, Tier.PAID: 1, Tier.FREE: 2}

@@ -60,7 +60,7 @@ def test_no_more_rows_than_the_batch_holds() -> None:
     [
         (100, 2.0, 48),  # 50 tokens fit the second: whole chunks of 16
         (100, 0.1, 64),  # never more than max_tokens
-        (100, 50.0, 32),  # never less than `alone_tokens`
+        (100, 50.0, 16),  # never less than `chunk_tokens`
     ],
 )
 def test_a_step_is_sized_by_time(tokens: int, seconds: float, budget: int) -> None:

@@ -58,6 +58,8 @@ class NatsSettings(_Section):
 class EdgeSettings(_Section):
     """The HTTP edge. `max_body_bytes` bounds a request before it is parsed.
 
+    `database_url` "" = a SQLite file in the home folder. `detached_jobs`: how many one edge holds at once; `detached_keep_s` and
+    `detached_keep_mb`: how long, and how much all together, of those that ended is kept.
     `max_choices` bounds a request's `n`; `max_generated_tokens` what all its choices together may generate, if it has several;
     `max_prompt_logprobs` log-probabilities of one prompt, alternatives included;
     `max_nats_requests` how many requests that came over NATS run at once.
@@ -80,6 +82,10 @@ class EdgeSettings(_Section):
     max_prompt_logprobs: int = Field(2**17, gt=0)
     max_nats_requests: int = Field(256, gt=0)
     drain_timeout_s: float = Field(30.0, gt=0)
+    database_url: str = ""
+    detached_jobs: int = Field(1024, ge=0)
+    detached_keep_s: float = Field(600.0, gt=0)
+    detached_keep_mb: int = Field(64, gt=0)
 
 
 class RouterSettings(_Section):

@@ -49,7 +49,7 @@ class Decode:
 
     def _take(self, handoff: Handoff) -> WorkerAnswer:
         worker, run = self._worker, handoff.run
-        reason = worker.refusal(run, handoff.job) or self._unusable(handoff)
+        reason = worker.refusal(run, handoff.job, begun=True) or self._unusable(handoff)
         if reason:
             return worker.refused(run, reason)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from random import SystemRandom
+from random import Random, SystemRandom
 
 from schemas.subjects import QUARANTINE_BUCKET, Subjects
 from services.bus.dialect import Dialect
@@ -17,10 +17,11 @@ from services.bus.kv_registry import KvRegistry
 from services.bus.micro import Service
 from services.bus.micro_endpoint import ServiceHandler
 from services.bus.nats_bus import Credentials, NatsBus, connect
-from services.clock import SystemClock
+from services.clock import Clock, SystemClock
 from services.edge.api.app import create_app
 from services.edge.api.gate import Traffic
 from services.edge.api.served import Served
+from services.edge.detached.jobs import DetachedJobs
 from services.edge.http_server import HttpServer, free_port
 from services.edge.jobs.supervisor import Supervisor
 from services.edge.jobs.timing import Timing
@@ -28,10 +29,14 @@ from services.edge.nats_api.chat import NatsChat, chat_service
 from services.edge.quarantine import TTL_S, Quarantine
 from services.edge.quarantine_bucket import QuarantineBucket
 from services.edge.status import Status, status
+from services.edge.store.database import Database, database_url
+from services.edge.store.jobs import SqlJobStore
+from services.edge.store.migrate import migrate
+from services.edge.store.records import Retention
 from services.edge.tenant import server_secret, tenant
 from services.edge.text_model import TextModel
 from services.models.store import ModelStore
-from services.settings import Settings
+from services.settings import EdgeSettings, Settings
 from services.telemetry import names
 from services.telemetry.logs import fields
 from services.telemetry.loop_lag import record_loop_lag
@@ -53,6 +58,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
     text = TextModel.load(files.name, files.folder, clock)
     secret = server_secret(settings.home_dir)
     whose, quarantine = tenant(secret), Quarantine(clock, secret)
+    database = Database(database_url(edge.database_url, settings.home_dir))
     credentials = Credentials(nats.user, nats.password) if nats.user else None
     bus = await connect(
         nats.servers,
@@ -70,6 +76,8 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         timing = Timing(submit_s=edge.submit_timeout_s)
         jobs = Supervisor(bus, JetStreamWorkQueue(js, subjects), subjects, clock, random, metrics, timing, quarantine)
         await jobs.open()
+        detached = _detached(database, jobs, bus, subjects, clock, random, metrics, edge)
+        await detached.open()
         bucket = KvRegistry(js, QUARANTINE_BUCKET, ttl_s=TTL_S, about="Headrace: requests that are refused, by keyed hash")
         shared = QuarantineBucket(quarantine, bucket, bus, clock)
         await shared.open()
@@ -80,7 +88,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         served = Served(edge, jobs, text, whose, clock, random, metrics, int(clock.wall()))
         app = create_app(served, traffic, lambda: f"req-{random.getrandbits(96):024x}")
         server = HttpServer(app, edge.host, edge.port)
-        admin = _admin(bus, traffic, jobs, settings, metrics, stop)
+        admin = _admin(bus, traffic, jobs, detached, settings, metrics, stop)
         await admin.start()
         over_nats = NatsChat(bus, subjects, served, traffic, partial(tenant, secret), random)
         chat = chat_service(bus, subjects, over_nats, edge.max_nats_requests, {"model": settings.model})
@@ -89,7 +97,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         await server.start()
         _log.info("serving", extra=fields(url=f"http://{edge.host}:{server.port}", model=files.name))
         await stop.wait()
-        await _drain(traffic, jobs, server, edge.drain_timeout_s)
+        await _drain(traffic, jobs, detached, server, edge.drain_timeout_s)
         await chat.drain(_CANCEL_S)
         await over_nats.close()
         await admin.drain(_CANCEL_S)
@@ -98,18 +106,40 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         await asyncio.gather(*beside, return_exceptions=True)
     finally:
         text.close()
+        await database.close()
         await bus.drain(_CANCEL_S)
 
 
+def _detached(
+    database: Database,
+    jobs: Supervisor,
+    bus: NatsBus,
+    subjects: Subjects,
+    clock: Clock,
+    random: Random,
+    metrics: Metrics,
+    edge: EdgeSettings,
+) -> DetachedJobs:
+    retention = Retention(keep_s=edge.detached_keep_s, keep_bytes=edge.detached_keep_mb * 2**20)
+    store, prepare = SqlJobStore(database), partial(migrate, database)
+    return DetachedJobs(store, prepare, jobs, bus, subjects, clock, random, metrics, most=edge.detached_jobs, retention=retention)
+
+
 def _admin(
-    bus: NatsBus, traffic: Traffic, jobs: Supervisor, settings: Settings, metrics: Metrics, stop: asyncio.Event
+    bus: NatsBus,
+    traffic: Traffic,
+    jobs: Supervisor,
+    detached: DetachedJobs,
+    settings: Settings,
+    metrics: Metrics,
+    stop: asyncio.Event,
 ) -> Service:
     async def say_status(_: Msg) -> Status:
-        return status(bus, traffic, jobs)
+        return status(bus, traffic, jobs, detached)
 
     async def set_draining(draining: bool) -> Status:
-        traffic.draining = draining
-        return status(bus, traffic, jobs)
+        traffic.draining, detached.adopts = draining, not draining
+        return status(bus, traffic, jobs, detached)
 
     async def say_metrics(_: Msg) -> bytes:
         return metrics.prometheus_text()
@@ -121,11 +151,12 @@ def _admin(
     return service
 
 
-async def _drain(traffic: Traffic, jobs: Supervisor, server: HttpServer, timeout: float) -> None:
+async def _drain(traffic: Traffic, jobs: Supervisor, detached: DetachedJobs, server: HttpServer, timeout: float) -> None:
     """Readiness first, then no new work, then the end of what runs; what does not end in time is cancelled."""
-    traffic.draining = True
+    traffic.draining, detached.adopts = True, False
     if not await traffic.idle(timeout):
         _log.warning("requests outlived the drain deadline", extra=fields(requests=traffic.running))
+    await detached.close()
     await jobs.close(_CANCEL_S)
     await traffic.idle(_CANCEL_S)
     await server.stop(_CANCEL_S)

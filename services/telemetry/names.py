@@ -78,6 +78,12 @@ DRAFT_TOKENS = _counter("headrace_spec_decode_draft_tokens_total", "Tokens guess
 ACCEPTED_TOKENS = _counter("headrace_spec_decode_accepted_tokens_total", "Guessed tokens that were right.")
 EVENT_LOOP_LAG = _histogram("headrace_event_loop_lag_seconds", "How late a timer of this process's event loop fired.", _LAG)
 
+DETACHED_JOBS = _gauge("headrace_detached_jobs", "Detached jobs that this edge holds.")
+DETACHED_ADOPTED = _counter("headrace_detached_adopted_total", "Detached jobs taken over from another edge.")
+STORE_CHECKPOINT_TIME = _histogram("headrace_store_checkpoint_seconds", "One checkpoint of all detached jobs.", _FAST)
+STORE_FAILURES = _counter("headrace_store_failures_total", "Times the database could not be used, by operation.")
+STORE_BEHIND = _gauge("headrace_store_tokens_behind", "Tokens of detached jobs that are not in the database yet.")
+
 BUS_REFUSED = _counter("headrace_bus_refused_total", "Messages refused whole, by subject family and reason.")
 BUS_RECONNECTS = _counter("headrace_bus_reconnects_total", "Times the NATS connection came back.")
 BUS_ERRORS = _counter("headrace_bus_errors_total", "Errors the NATS server reported to this connection, by kind.")

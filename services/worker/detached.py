@@ -17,7 +17,7 @@ from schemas.lifecycle import State
 from schemas.reply import Digest
 from services.bus.interface import Msg, Subscription
 from services.bus.silence import SILENT_S
-from services.bus.typed import Refusals, listen, send
+from services.bus.typed import Refusals, answer, listen
 from services.worker.digests import entry
 from services.worker.runs import UNATTENDED_S, Run
 from services.worker.worker import Worker
@@ -87,21 +87,8 @@ class Attendance:
         run = worker.runs.of_job(control.job, UNATTENDED_S)
         if run is None or not run.job.detached or control.verb is Verb.CANCEL:
             return
-        self._answer(msg, run)
+        answer(worker.bus, msg, Digest(process=worker.bus.process, runs=(entry(run),)))
         if control.verb is Verb.ATTACH:
             attach(worker, run, control)
         else:
             worker.outbox.replay(run.id, control.positions, control.reply_to)
-
-    def _answer(self, msg: Msg, run: Run) -> None:
-        bus = self._worker.bus
-        if msg.reply:
-            try:
-                send(
-                    bus,
-                    msg.reply,
-                    Digest(process=bus.process, runs=(entry(run),)),
-                    reply=self._worker.subjects.control(bus.process),
-                )
-            except BusError:
-                return  # the asker asks again

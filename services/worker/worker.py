@@ -68,8 +68,8 @@ class Worker:
 
     # admission
 
-    def refusal(self, run: int, job: Job) -> str:
-        """Why a run cannot begin here, "" when it can: what every phase checks first."""
+    def refusal(self, run: int, job: Job, *, begun: bool = False) -> str:
+        """Why a run cannot begin here, "" when it can: what every phase checks first. `begun`: another worker hands it on."""
         if self.beats.draining:
             return "draining"
         if self.isolates or (self.suspects and not job.suspect):
@@ -78,7 +78,7 @@ class Worker:
             return "wrong_model"
         if job.weights and job.weights != self.engine.info.weights:
             return "other_weights"
-        if self.runs.cancelled_early(run) or self.edges.gone(job.edge):
+        if self.runs.cancelled_early(run) or (self.edges.gone(job.edge) and not (begun and job.detached)):
             return "cancelled"
         if self.runs.known(run):
             return "duplicate"

@@ -118,7 +118,8 @@ class Cluster:
             self.bus.publish(msg.reply, encode(CancelAck(router=ROUTER, job=cancel.job)))
 
     def _on_control(self, msg: Msg) -> None:
-        self.controls.append((msg.subject.rpartition(".")[2], decode(msg.data, Control)))
+        if not msg.no_responders:
+            self.controls.append((msg.subject.rpartition(".")[2], decode(msg.data, Control)))
 
     def cancelled(self, who: str, run: int) -> int:
         """How often `who` was told to cancel `run`."""

@@ -26,6 +26,7 @@ from tests.simulation.network import Network, State
 from tests.simulation.nodes import ACCOUNT, Node, serve_edge, serve_router, serve_worker
 from tests.simulation.plan import Fault, Plan
 from tests.simulation.queue import Reached
+from tests.simulation.store import Rows
 from tests.simulation.transfer import Wires
 
 _ROLES = {"p": Role.PREFILL, "d": Role.DECODE, "b": Role.BOTH}
@@ -41,6 +42,8 @@ class Cluster:
         self.network = Network(loop, Random(f"network {plan.seed}"))
         self.wires = Wires(self.network, Random(f"wires {plan.seed}"), plan.engine.block_s)
         self.queue = MemoryWorkQueue(clock=LoopClock(loop))
+        self.rows = Rows(loop.time, Random(f"store {plan.seed}"))
+        self.rows.forgetful = plan.forgetful or 0.0
         self.nodes: dict[str, Node] = {}
         """The newest start of each name."""
         self.by_id: dict[str, Node] = {}
@@ -76,7 +79,7 @@ class Cluster:
         try:
             match node.name[0]:
                 case "e":
-                    await serve_edge(node)
+                    await serve_edge(node, self.rows if self.plan.forgetful is not None else None)
                 case "r":
                     await serve_router(node)
                 case role:
@@ -168,6 +171,10 @@ class Cluster:
     def queue_down(self, fault: Fault) -> None:
         self.queue.down = True
         self.loop.call_later(fault.lasts, setattr, self.queue, "down", False)
+
+    def store_down(self, fault: Fault) -> None:
+        self.rows.down = True
+        self.loop.call_later(fault.lasts, setattr, self.rows, "down", False)
 
     def break_transfers(self, fault: Fault) -> None:
         self.wires.break_some(0.5)

@@ -49,6 +49,8 @@ def _held(node: Node) -> list[str]:
     held = []
     if node.edge is not None and len(node.edge):
         held.append(f"{len(node.edge)} jobs")
+    if node.detached is not None and len(node.detached):
+        held.append(f"{len(node.detached)} detached jobs")
     if node.worker is not None:
         pool = node.worker.engine.pool
         held += [f"run {run.id:x} {run.state}" for run in node.worker.runs]

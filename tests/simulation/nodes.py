@@ -13,6 +13,7 @@ from services.bus.micro import Service
 from services.bus.typed import Refusals
 from services.clock import Clock
 from services.decode.decode import Decode
+from services.edge.detached.jobs import DetachedJobs
 from services.edge.jobs.supervisor import Supervisor
 from services.engine import runner as engine_runner
 from services.engine.core import StepEngine
@@ -32,6 +33,7 @@ from tests.simulation.loop import Process
 from tests.simulation.plan import STEP_TOKENS, Engine
 from tests.simulation.queue import Reached
 from tests.simulation.reference import CONTEXT, EOS, VOCAB
+from tests.simulation.store import ReachedStore, Rows
 from tests.simulation.transfer import Client, Server, Wires
 
 MODEL = "m"
@@ -54,6 +56,7 @@ class Node:
     stop: asyncio.Event
     started: float
     edge: Supervisor | None = None
+    detached: DetachedJobs | None = None
     router: Router | None = None
     worker: Worker | None = None
     exited: bool = False
@@ -78,11 +81,23 @@ class Node:
         return not self.process.dead and not self.exited
 
 
-async def serve_edge(node: Node) -> None:
+async def serve_edge(node: Node, rows: Rows | None) -> None:
+    """`rows`: the database, when there is one."""
     node.edge = Supervisor(node.bus, node.queue, Subjects(), node.clock, node.random, METRICS)
     await node.edge.open()
+    if rows is not None:
+        store, subjects = ReachedStore(rows), Subjects()
+        detached = DetachedJobs(store, _nothing, node.edge, node.bus, subjects, node.clock, node.random, METRICS)
+        await detached.open()
+        node.detached = detached
     await node.stop.wait()
+    if node.detached is not None:
+        await node.detached.close()
     await node.edge.close(DRAIN_S)
+
+
+async def _nothing() -> None:
+    """Tables need no migration here."""
 
 
 async def serve_router(node: Node) -> None:

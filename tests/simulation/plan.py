@@ -88,6 +88,8 @@ class Plan:
     """Routers hear from the server whose connection ended."""
     old_builds: frozenset[str] = frozenset()
     """Processes whose first start is of the build before, which speaks the schema version before; the next is of this one."""
+    forgetful: float | None = None
+    """How often the database's answer is lost; None: there is no database."""
 
     @property
     def names(self) -> list[str]:

@@ -104,6 +104,16 @@ async def test_a_handoff_under_way_is_followed() -> None:
         assert len(edge.tokens(run)) == 10
 
 
+async def test_a_handoff_goes_on_when_the_edge_is_dead() -> None:
+    async with rig(prefill=Timing(prefill_token_s=0.02)) as r:
+        run, _ = await r.submit(job := detached(r, tokens=10))
+        for worker in (r.prefill, r.decode):
+            worker.edges.died(job.edge)
+        await until(lambda: r.edge.ended(run))
+        assert r.edge.states(run)[-1] == (2, State.FINISHED)
+        assert len(r.edge.tokens(run)) == 10
+
+
 async def test_what_ended_is_still_told_to_who_comes_late() -> None:
     async with rig() as r:
         run, _ = await r.submit(job := detached(r, tokens=6))

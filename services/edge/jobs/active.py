@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from schemas.lifecycle import TRANSITIONS, State, advance
 from schemas.reply import PROMPT, Event, Frame
 from services.edge.jobs.choice import ChoiceTokens
 from services.edge.jobs.draft import Delta, Draft
-from services.edge.jobs.mailbox import Mailbox
+from services.edge.jobs.mailbox import Fanout, Mailbox
 from services.edge.jobs.peers import Word
 from services.edge.jobs.prompt_scores import PromptScores
 
@@ -36,17 +36,34 @@ class AttemptEnd:
     alive: bool = False
 
 
-class ActiveJob:
-    """`run` 0 = none adopted. `hop` 0 = nobody owns it. `processes` maps a hop to the process there, as far as it is known."""
+def _always() -> bool:
+    return True
 
-    def __init__(self, job: str, draft: Draft, edge: str, reply_to: str, stamp: float) -> None:
+
+class ActiveJob:
+    """`run` 0 = none adopted. `hop` 0 = nobody owns it. `processes` maps a hop to the process there, as far as it is known.
+
+    `detached`: it has no consumer here, only readers that come and go (`readers`), and outlives this edge.
+    """
+
+    def __init__(
+        self, job: str, draft: Draft, edge: str, reply_to: str, stamp: float, *, detached: bool = False, attempt: int = 1
+    ) -> None:
         self.id = job
         self.draft = draft
+        self.detached = detached
         self.choices = [ChoiceTokens() for _ in range(draft.n)]
         self.prompt = PromptScores.of(draft.prompt_tokens, draft.sampling.prompt_logprobs)
         self.stopped: set[int] = set()
         """Choices that the client needs no more of; their owner may not have heard yet."""
-        self.mailbox = Mailbox()
+        self.readers: set[Mailbox] = set()
+        self.mailbox = Fanout(self.readers) if detached else Mailbox()
+        self.joining = False
+        """Another edge began it; who has it now is being asked."""
+        self.held: Callable[[], bool] = _always
+        """Whether the job is ours now: a detached one may be another edge's without our having heard of it."""
+        self.given_up = False
+        """Another edge holds it, or may; nothing of it is our business any more."""
         self.admitted = False
         self.closed = False
         self.error: HeadraceError | None = None
@@ -56,7 +73,8 @@ class ActiveJob:
         self.deaths = 0
         self.cached_tokens: int | None = None
         """Of the first attempt that said anything: what the prompt found, not what a resume found of its own earlier attempt."""
-        self.attempt = 0
+        self.attempt = attempt - 1
+        self._claimed = 0
         self.word = Word("", 0.0, 0)
         """The last one about the adopted run, whoever said it."""
         self.final = False
@@ -73,7 +91,7 @@ class ActiveJob:
     # attempts
 
     def next_attempt(self) -> None:
-        self.attempt += 1
+        self.attempt = self.claimed_attempt + 1
         self.state = State.SUBMITTED
         self.run = 0
         self.hop = 0
@@ -85,6 +103,15 @@ class ActiveJob:
         self.prompt.forget_unseen()
         for choice in self.choices:
             choice.forget_unseen()
+
+    def rejoin(self, attempt: int) -> None:
+        """Somebody still has this attempt, of which we had not heard; later ones are counted from where we were."""
+        self._claimed, self.attempt = self.claimed_attempt, attempt
+
+    @property
+    def claimed_attempt(self) -> int:
+        """The highest one that was ever made, or could have been."""
+        return max(self.attempt, self._claimed)
 
     def end_attempt(self, end: AttemptEnd | None) -> None:
         """None: every choice has finished. The first end counts."""
@@ -122,6 +149,7 @@ class ActiveJob:
             tier=draft.tier,
             lane=draft.lane,
             salt=draft.salt,
+            detached=self.detached,
             resume=self.owned,
             deaths=self.deaths,
             weights=self.weights,

@@ -27,6 +27,13 @@ class ChoiceTokens:
         self.read = 0
         self.reported = False
 
+    @classmethod
+    def kept(cls, tokens: list[int], logprobs: list[Logprob], finish: FinishReason | None) -> ChoiceTokens:
+        """What an earlier edge received of it."""
+        choice = cls()
+        choice.tokens, choice.logprobs, choice.finish, choice.known = tokens, logprobs, finish, len(tokens)
+        return choice
+
     def take(self, index: int, tokens: Sequence[int], finish: FinishReason | None, logprobs: Sequence[Logprob] = ()) -> bool:
         """Tokens `index`, `index`+1, …; what is here already is dropped, what would leave a hole too. False: a hole."""
         if self.finish is not None:

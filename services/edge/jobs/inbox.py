@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from schemas.errors import Unavailable
 from schemas.lifecycle import State
-from schemas.reply import Digest, Event, Frame, Frames
+from schemas.reply import Digest, DigestEntry, Event, Frame, Frames
 from schemas.state import Cause, Death, QueueReport
 from services.bus.interface import Msg
 from services.edge.jobs.active import ActiveJob, AttemptEnd
@@ -58,10 +58,14 @@ class Inbox:
         for event in reply.events:
             self._event(event, word, msg.reply)
 
+    def on_position(self, answer: Digest, control: str) -> None:
+        """Where one run stands: its owner was asked. It is no digest, whose silence about other runs would be a sign."""
+        self._digest(answer, self._peers.worker(answer.process), control)
+
     def _frame(self, frame: Frame, word: Word, control: str) -> None:
         job = self._jobs.get(frame.job)
         if job is None or not job.adopts(frame.attempt, frame.run):
-            self._strangers.refuse(frame.run, frame.job, control)
+            self._refuse(job, frame, control)
             return
         self._heard(job, frame.hop, word)
         if frame.choice in job.stopped and frame.finish is None:
@@ -88,7 +92,7 @@ class Inbox:
             elif event.state.terminal:
                 job.end_attempt(end_of(event))
         elif not event.state.terminal:
-            self._strangers.refuse(event.run, event.job, control)
+            self._refuse(job, event, control)
 
     def _router_event(self, event: Event, job: ActiveJob | None) -> None:
         """A router gives up an attempt that nobody owns."""
@@ -117,7 +121,7 @@ class Inbox:
             job = self._jobs.get(entry.job)
             if job is None or not job.adopts(entry.attempt, entry.run):
                 if not entry.state.terminal:
-                    self._strangers.refuse(entry.run, entry.job, control)
+                    self._refuse(job, entry, control)
                 continue
             self._heard(job, entry.hop, word)
             if entry.hop == job.hop:
@@ -128,6 +132,10 @@ class Inbox:
                     self._vigil.stalled(job)
                 if job.wanting:
                     self._recovery.ask(job, self._timing.repeat_s)
+
+    def _refuse(self, job: ActiveJob | None, record: Frame | Event | DigestEntry, control: str) -> None:
+        if job is None or not job.joining:
+            self._strangers.refuse(record.run, record.job, control)
 
     def on_queue_report(self, report: QueueReport, _: Msg) -> None:
         dialect = self._wire.bus.dialect

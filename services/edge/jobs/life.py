@@ -31,17 +31,20 @@ class JobLife:
         self._random = random
         self._metrics = metrics
 
-    async def run(self, job: ActiveJob) -> None:
+    async def run(self, job: ActiveJob, *, begun: bool = False) -> None:
         """Returns when every choice has finished. Raises the `HeadraceError` that ends the job.
 
-        Bounded by the job's total deadline, which is its supervisor's to enforce.
+        `begun`: somebody has the current attempt already. Bounded by the job's total deadline, which its supervisor enforces.
         """
         router = ""
         while True:
             received = job.progress
-            end = await self._attempt(job, router)
+            end = await (self._see_through(job) if begun else self._attempt(job, router))
+            begun = False
             if end is None or job.complete:  # what was still on its way may have completed it
                 return
+            while not job.held():  # noqa: ASYNC110 - let go in a moment, or ours again
+                await asyncio.sleep(self._timing.repeat_s)
             if end.alive and job.run:
                 self._wire.cancel_owners(job)
             self._check(job, end)
@@ -60,6 +63,9 @@ class JobLife:
             return unplaced
         job.admitted = True
         job.mailbox.wake()
+        return await self._see_through(job)
+
+    async def _see_through(self, job: ActiveJob) -> AttemptEnd | None:
         while not await self._ended(job, self._timing.owned_s):
             if job.run and not job.hop and self._wire.bus.steady_for() >= self._timing.settle_s:
                 # A worker that accepted says *owned* at once; one that never does is not waited for until the deadline.
@@ -77,6 +83,8 @@ class JobLife:
     def _check(self, job: ActiveJob, end: AttemptEnd) -> None:
         if job.deaths >= self._timing.deaths:
             raise OwnersDied("The servers that worked on this request failed.")
+        if job.detached and job.admitted and end.error.retryable:
+            return  # nobody waits in front of it, and it was promised
         if self._wire.bus.down_for() > self._timing.cut_off_s:
             raise BusUnavailable("The service lost its connection.", retry_after=_RETRY_S)
         if end.final or (not job.owned and job.attempt >= self._timing.fresh_attempts):

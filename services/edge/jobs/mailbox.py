@@ -36,6 +36,21 @@ class Mailbox:
         return woken
 
 
+class Fanout(Mailbox):
+    """A mailbox that wakes those of any number of readers too."""
+
+    __slots__ = ("readers",)
+
+    def __init__(self, readers: set[Mailbox]) -> None:
+        super().__init__()
+        self.readers = readers
+
+    def wake(self) -> None:
+        super().wake()
+        for reader in self.readers:
+            reader.wake()
+
+
 def _resolve(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)

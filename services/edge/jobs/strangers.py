@@ -17,10 +17,19 @@ class Strangers:
         self._clock = clock
         self._repeat_s = repeat_s
         self._told: dict[tuple[int, int | None], float] = {}
+        self._spared: dict[str, float] = {}
+
+    def spare(self, job: str, seconds: float) -> None:
+        """Another edge wants this job, or we may: for so long nobody is told to stop it."""
+        now = self._clock.monotonic()
+        self._spared = {spared: until for spared, until in self._spared.items() if until > now}
+        self._spared[job] = now + seconds
 
     def refuse(self, run: int, job: str, control: str, choice: int | None = None) -> None:
         """`control`: the reply subject of the message; without one there is nobody to tell. `choice`: it alone, not the run."""
         now, key = self._clock.monotonic(), (run, choice)
+        if self._spared and self._spared.get(job, now) > now:
+            return
         if not control or now - self._told.get(key, float("-inf")) < self._repeat_s:
             return
         if len(self._told) >= _MOST:

@@ -1,7 +1,8 @@
 """The table of jobs this edge answers for: start, deadlines, close.
 
 Owns each job from `start` until it is closed and its compute has ended. Invariants: every job is closed once; a closed job is
-cancelled until that is confirmed, also after its consumer left; a job without a consumer computes nothing.
+cancelled until that is confirmed, also after its consumer left; a job without a consumer computes nothing, unless it is detached:
+then whoever holds its row decides (`services.edge.detached`).
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from random import Random
 from typing import Any
 
 from schemas.control import CancelAck
-from schemas.errors import DeadlineExceeded, HeadraceError, InternalError, OwnersDied, Quarantined, QueueExpired, Unavailable
+from schemas.errors import HeadraceError, InternalError, OwnersDied, Quarantined, Unavailable
 from schemas.identity import job_id
-from schemas.lifecycle import State
 from schemas.reply import Reply
 from schemas.state import Death, ModelCard, QueueReport
 from schemas.subjects import Subjects
@@ -26,14 +27,16 @@ from services.clock import Clock
 from services.edge.jobs.active import ActiveJob
 from services.edge.jobs.beats import Beats
 from services.edge.jobs.canceller import Canceller
+from services.edge.jobs.deadlines import Deadlines
 from services.edge.jobs.draft import Draft
-from services.edge.jobs.ends import WAITED_TOO_LONG
 from services.edge.jobs.handle import JobHandle
 from services.edge.jobs.inbox import Inbox
+from services.edge.jobs.inherited import Inherited
 from services.edge.jobs.life import JobLife
 from services.edge.jobs.models import ModelBoard
 from services.edge.jobs.peers import Peers
 from services.edge.jobs.recovery import Recovery
+from services.edge.jobs.rejoin import Rejoin
 from services.edge.jobs.requeue import Requeue
 from services.edge.jobs.strangers import Strangers
 from services.edge.jobs.submission import Submission
@@ -43,6 +46,9 @@ from services.edge.jobs.wire import Wire
 from services.edge.quarantine import Quarantine
 from services.telemetry.metrics import Metrics
 
+Life = Callable[[], Coroutine[Any, Any, None]]
+_SPARED_S = 120.0
+"""Long after whoever took a job over has its owner's ear, or nobody computes it any more."""
 _log = logging.getLogger("headrace.edge")
 
 
@@ -71,12 +77,14 @@ class Supervisor:
         self._life = JobLife(self._wire, submission, self.models, self._timing, random, metrics)
         self._beats = Beats(bus, subjects, clock, self._timing.beat_s)
         self._jobs: dict[str, ActiveJob] = {}
-        strangers = Strangers(self._wire, clock, self._timing.repeat_s)
+        self._deadlines = Deadlines(self._close, self.models)
+        self._strangers = strangers = Strangers(self._wire, clock, self._timing.repeat_s)
         recovery = Recovery(self._wire, self._timing)
         peers = Peers(clock)
         self._requeue = Requeue(self._jobs, submission, self.models, bus)
         self._vigil = Vigil(self._jobs, peers, bus, clock, self._timing)
         self._inbox = Inbox(self._jobs, self._wire, strangers, recovery, self.models, peers, self._vigil, self._timing)
+        self._rejoin = Rejoin(self._wire, self._inbox, self._canceller, self._timing)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: dict[str, Callable[[], None]] = {}
         self._subscriptions: list[Subscription] = []
@@ -128,29 +136,68 @@ class Supervisor:
 
     def start(self, draft: Draft) -> JobHandle:
         """Submit a new job. What becomes of it is told by the handle. Raises `Quarantined`."""
-        if draft in self._quarantine:
-            raise Quarantined("This request made the servers that worked on it fail. It is refused for some minutes.")
+        self.refuse_quarantined(draft)
         job = ActiveJob(job_id(self._random), draft, self._bus.process, self._wire.reply_to, self._clock.wall())
+        self._begin(job, partial(self._life.run, job))
+        return JobHandle(job, self._give_up, self._stop)
+
+    def _begin(self, job: ActiveJob, life: Life, age: float = 0.0) -> None:
         self._jobs[job.id] = job
-        driver = self._spawn(self._drive(job))
-        loop = asyncio.get_running_loop()
-        timers = (
-            loop.call_later(draft.limits.total_s, self._total_deadline, job),
-            loop.call_later(draft.limits.first_token_s, self._first_token_deadline, job),
-            loop.call_later(draft.limits.queue_s, self._queue_deadline, job),
-        )
+        driver = self._spawn(self._drive(job, life))
+        call_off = self._deadlines.set(job, age)
 
         def release() -> None:
             driver.cancel()
-            for timer in timers:
-                timer.cancel()
+            call_off()
 
         self._ends[job.id] = release
-        return JobHandle(job, self._give_up, self._stop)
 
-    async def _drive(self, job: ActiveJob) -> None:
+    # detached jobs
+
+    def start_detached(self, job: str, draft: Draft) -> ActiveJob:
+        """Submit a new job that outlives this edge; it has a row under the name `job`. Raises `Quarantined`."""
+        self.refuse_quarantined(draft)
+        active = ActiveJob(job, draft, self._bus.process, self._wire.reply_to, self._clock.wall(), detached=True)
+        self._begin(active, partial(self._life.run, active))
+        return active
+
+    def take_over(self, inherited: Inherited) -> ActiveJob:
+        """Go on with a job that another edge began."""
+        job = inherited.active(self._bus.process, self._wire.reply_to, self._clock.wall())
+        self._begin(job, partial(self._go_on, job, inherited), inherited.age)
+        return job
+
+    def hold(self, job: ActiveJob) -> None:
+        """Tell its owner that it is still wanted."""
+        self._wire.hold(job)
+
+    def let_go(self, job: ActiveJob) -> None:
+        """Another edge holds it, or may: it is not cancelled, and nothing more is said of it."""
+        self._strangers.spare(job.id, _SPARED_S)
+        if not job.closed:
+            job.closed = job.given_up = True
+            job.mailbox.wake()
+            self._ends.pop(job.id)()
+            del self._jobs[job.id]
+
+    def cancel(self, job: ActiveJob) -> None:
+        """Stop its compute; safe to call at any time, also after the end."""
+        self._give_up(job)
+
+    async def _go_on(self, job: ActiveJob, inherited: Inherited) -> None:
+        if not job.complete:
+            await self._life.run(job, begun=await self._rejoin.run(job, inherited.known_attempt))
+
+    def refuse_quarantined(self, draft: Draft) -> None:
+        """Raises `Quarantined`."""
+        if draft in self._quarantine:
+            raise Quarantined("This request made the servers that worked on it fail. It is refused for some minutes.")
+
+    # ends
+
+    async def _drive(self, job: ActiveJob, life: Life) -> None:
         try:
-            await self._life.run(job)
+            await life()
             self._close(job, None)
         except HeadraceError as error:
             if isinstance(error, OwnersDied):
@@ -190,21 +237,6 @@ class Supervisor:
             await self._canceller.cancel(job)
         finally:
             del self._jobs[job.id]
-
-    # deadlines: the edge's own clock decides
-
-    def _total_deadline(self, job: ActiveJob) -> None:
-        self._close(job, DeadlineExceeded("The request did not finish in time."))
-
-    def _first_token_deadline(self, job: ActiveJob) -> None:
-        resumed = job.owned and job.attempt > 1
-        if not job.received() and not resumed:
-            self._close(job, DeadlineExceeded("No token was generated in time."))
-
-    def _queue_deadline(self, job: ActiveJob) -> None:
-        if job.state is State.QUEUED and not job.run:
-            retry_after = self.models.retry_after(job.draft.model)
-            self._close(job, QueueExpired(WAITED_TOO_LONG, retry_after=retry_after))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -11,6 +11,7 @@ class Timing:
 
     `owned_s`: from *accepted* to the first word of a worker. `cancel_s`: a cancel that nobody confirms is given up.
     `cut_off_s`: without a connection for so long, nobody waits for it any more (workers drop what they computed for us).
+    `rejoin_s`, `rejoin_tries`: how long, and how often, the owner of an adopted job is asked for before it is given up.
     `settle_s`: bus timers stand still for so long after a reconnect. `pace_s`: between two submits of a resumed job.
     """
 
@@ -21,6 +22,8 @@ class Timing:
     cancel_s: float = 10.0
     cut_off_s: float = 10.0
     settle_s: float = 3.0
+    rejoin_s: float = 0.5
+    rejoin_tries: int = 4
     pace_s: tuple[float, float] = (0.05, 0.2)
     beat_s: float = 0.5
     router_alive_s: float = 1.0

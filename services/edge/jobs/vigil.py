@@ -47,7 +47,7 @@ class Vigil:
         self._peers.forget_old()
         if self._bus.down_for() > self._timing.cut_off_s:
             for job in self._jobs.values():
-                if not job.closed:
+                if not job.closed and not job.detached:
                     self._end(job, "cut_off")  # `JobLife` tells the clients
         if self._bus.steady_for() < self._timing.settle_s:
             return

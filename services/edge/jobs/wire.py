@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from schemas.codec import Message
 from schemas.control import CancelJob, Control, Position, Verb
 from schemas.errors import Disconnected
+from schemas.reply import Digest
 from schemas.subjects import Subjects
 from services.bus.interface import Bus
-from services.bus.typed import send
+from services.bus.typed import ask, send
 from services.edge.jobs.active import ActiveJob
 
 _log = logging.getLogger("headrace.edge")
@@ -44,6 +45,23 @@ class Wire:
         )
         for process in job.replay_targets:
             self._say(self.subjects.control(process), control)
+
+    def hold(self, job: ActiveJob) -> None:
+        """To everybody who may compute this detached job: we still hold it."""
+        message = Control(run=job.run, job=job.id, verb=Verb.ATTACH, edge=self.bus.process)
+        for process in job.cancel_targets:
+            self._say(self.subjects.control(process), message)
+
+    async def take_over(self, job: ActiveJob, timeout: float) -> Digest:
+        """From whoever owns this detached job: where it stands. What is missing comes to us, and all that follows.
+
+        Raises `NoResponders`, `RequestTimeout`, `Disconnected`, `UnreadableMessage`.
+        """
+        positions = tuple(
+            Position(choice=index, index=len(choice.tokens)) for index, choice in enumerate(job.choices) if choice.finish is None
+        )
+        message = Control(run=0, job=job.id, verb=Verb.ATTACH, positions=positions, reply_to=self.reply_to, edge=self.bus.process)
+        return await ask(self.bus, self.subjects.attach(job.id), message, Digest, timeout=timeout)
 
     def cancel_job(self, job: ActiveJob) -> None:
         """To all routers: nobody owns this job yet, and nobody shall. Each answers to `cancel_inbox`."""

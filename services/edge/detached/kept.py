@@ -1,0 +1,57 @@
+"""One detached job that this edge holds, and how much of it is in the database already."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from schemas.job import pack_ids
+from services.edge.jobs.active import ActiveJob
+from services.edge.store.records import Checkpoint, Chunk, Data, End, Facts, JobState
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """`valid_until`: when our lease may end; `told_at`: when its owner last heard that we hold it (both monotonic seconds).
+
+    `written`: tokens in the database, by choice; `ended`: choices whose finish is there.
+    """
+
+    job: ActiveJob
+    valid_until: float
+    told_at: float
+    written: list[int]
+    ended: set[int] = field(default_factory=set)
+
+    def checkpoint(self, *, release: bool = False) -> Checkpoint:
+        """What is new. Nothing changes here before `saved`."""
+        job = self.job
+        facts = Facts(job.attempt, job.claimed_attempt, job.deaths, job.in_charge, job.owned, job.weights, job.cached_tokens)
+        chunks = tuple(chunk for index in range(len(job.choices)) if (chunk := self._chunk(index)) is not None)
+        return Checkpoint(job.id, facts, chunks, self._end(), release)
+
+    def saved(self, checkpoint: Checkpoint, valid_until: float = math.inf) -> None:
+        """The database has it."""
+        self.valid_until = valid_until
+        for chunk in checkpoint.chunks:
+            self.written[chunk.choice] = chunk.first + chunk.count
+            if chunk.data.finish is not None:
+                self.ended.add(chunk.choice)
+
+    def _chunk(self, index: int) -> Chunk | None:
+        choice, first = self.job.choices[index], self.written[index]
+        tokens = choice.tokens[first:]
+        finish = choice.finish if index not in self.ended else None
+        if not tokens and finish is None:
+            return None
+        return Chunk(index, first, Data(tokens=pack_ids(tokens), logprobs=tuple(choice.logprobs[first:]), finish=finish))
+
+    def _end(self) -> End | None:
+        job = self.job
+        if job.complete:
+            return End(JobState.FINISHED)
+        if not job.closed or job.given_up:
+            return None
+        if job.error is None:
+            return End(JobState.CANCELLED)
+        return End(JobState.FAILED, job.error.code or "internal_error", job.error.message)

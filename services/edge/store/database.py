@@ -1,0 +1,123 @@
+"""One database: how to reach it, its transactions with a deadline, its clock; what differs between SQLite and PostgreSQL.
+
+Must not know tables. Invariants: whatever the database does, a caller waits no longer than its deadline and gets
+`StoreUnavailable`; a SQLite file is readable by its owner only, because prompts and answers lie in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from schemas.errors import StoreUnavailable
+from services.settings import SettingsError
+
+TIMEOUT_S = 5.0
+_BUSY_MS = 2000
+"""How long SQLite waits for another process's transaction; less than the deadline, so that no thread outlives its caller."""
+_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+_WRITES = "headrace_writes"
+
+
+class database_time(FunctionElement[float]):
+    """Now by the database's clock, in Unix seconds."""
+
+    type = sa.Double()
+    inherit_cache = True
+
+
+@compiles(database_time, "sqlite")
+def _sqlite_time(*_: Any, **__: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(database_time, "postgresql")
+def _postgresql_time(*_: Any, **__: Any) -> str:
+    return "extract(epoch from clock_timestamp())::double precision"
+
+
+def database_url(configured: str, home: Path) -> URL:
+    """`configured`, with the async driver; a file in `home` when it is empty. Raises `SettingsError`."""
+    if not configured:
+        return URL.create(_DRIVERS["sqlite"], database=str(home / "edge.db"))
+    try:
+        url = make_url(configured)
+    except ArgumentError:
+        raise SettingsError("edge.database_url: not a database URL") from None  # it may hold a password: not repeated
+    kind = url.get_backend_name()
+    if kind not in _DRIVERS:
+        raise SettingsError(f"edge.database_url: {kind} is not supported, only {' and '.join(_DRIVERS)}")
+    return url.set(drivername=_DRIVERS[kind])
+
+
+class Database:
+    """Connections to `url`; made when they are needed."""
+
+    def __init__(self, url: URL, timeout: float = TIMEOUT_S) -> None:
+        self._timeout = timeout
+        self.is_sqlite = url.get_backend_name() == "sqlite"
+        if self.is_sqlite and url.database:
+            _make_private(Path(url.database))
+        self._engine = create_async_engine(url, pool_size=4, max_overflow=4, pool_timeout=timeout, hide_parameters=True)
+        self._writer = self._engine.execution_options(**{_WRITES: True})
+        if self.is_sqlite:
+            sa.event.listen(self._engine.sync_engine, "connect", _sqlite_connect)
+            sa.event.listen(self._engine.sync_engine, "begin", _sqlite_begin)
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """One consistent look. Raises `StoreUnavailable`."""
+        async with _deadline(self._timeout), self._engine.begin() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def write(self, timeout: float = 0.0) -> AsyncIterator[AsyncConnection]:
+        """One transaction, the only one on SQLite. Raises `StoreUnavailable`: it may have been committed all the same."""
+        async with _deadline(timeout or self._timeout), self._writer.begin() as connection:
+            yield connection
+
+    async def close(self) -> None:
+        async with asyncio.timeout(self._timeout):
+            await self._engine.dispose()
+
+
+@asynccontextmanager
+async def _deadline(seconds: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise StoreUnavailable("The database did not answer in time.", retry_after=1.0) from None
+    except (SQLAlchemyError, OSError) as error:
+        raise StoreUnavailable("The database cannot be used now.", retry_after=1.0) from error
+
+
+def _make_private(path: Path) -> None:
+    """SQLite gives its other files the mode of this one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+
+
+def _sqlite_connect(connection: Any, _: Any) -> None:
+    """Write-ahead log: readers and the one writer do not wait for each other. What is deleted is overwritten."""
+    connection.isolation_level = None  # transactions begin where we say, not where the driver thinks
+    cursor = connection.cursor()
+    for pragma in (f"busy_timeout={_BUSY_MS}", "journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _sqlite_begin(connection: sa.Connection) -> None:
+    # A transaction that reads first and writes later can lose its turn without waiting; this one has it from the start.
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get(_WRITES) else "BEGIN")

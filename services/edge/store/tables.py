@@ -1,0 +1,52 @@
+"""The tables, as the newest migration leaves them. Portable SQL only: what differs between databases is in `database`.
+
+Times are Unix seconds by the database's own clock, which is the only one that all edges share.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+metadata = sa.MetaData(
+    naming_convention={"pk": "pk_%(table_name)s", "ix": "ix_%(table_name)s_%(column_0_N_name)s", "fk": "fk_%(table_name)s"}
+)
+
+detached_jobs = sa.Table(
+    "detached_jobs",
+    metadata,
+    sa.Column("job", sa.String(32), primary_key=True),
+    sa.Column("tenant", sa.String(128), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("request", sa.LargeBinary, nullable=False),
+    sa.Column("created", sa.Double, nullable=False),
+    sa.Column("ended", sa.Double),
+    # the edge that holds the job, and until when
+    sa.Column("edge", sa.String(64), nullable=False),
+    sa.Column("lease_until", sa.Double, nullable=False),
+    sa.Column("cancel", sa.Boolean, nullable=False),
+    # what the next holder must know
+    sa.Column("attempt", sa.BigInteger, nullable=False),
+    sa.Column("claimed", sa.BigInteger, nullable=False),
+    sa.Column("deaths", sa.Integer, nullable=False),
+    sa.Column("owner", sa.String(64), nullable=False),
+    sa.Column("owned", sa.Boolean, nullable=False),
+    sa.Column("weights", sa.String(128), nullable=False),
+    sa.Column("cached_tokens", sa.Integer),
+    # how it ended
+    sa.Column("error_code", sa.String(64), nullable=False),
+    sa.Column("error", sa.Text, nullable=False),
+    sa.Column("size", sa.BigInteger, nullable=False),
+    sa.Index("ix_detached_jobs_state_lease_until", "state", "lease_until"),
+)
+"""One row a job. `owner` is the worker; `size` is what its tokens take, in bytes."""
+
+detached_tokens = sa.Table(
+    "detached_tokens",
+    metadata,
+    sa.Column("job", sa.String(32), primary_key=True),
+    sa.Column("choice", sa.Integer, primary_key=True),
+    sa.Column("first", sa.Integer, primary_key=True),
+    sa.Column("count", sa.Integer, nullable=False),
+    sa.Column("data", sa.LargeBinary, nullable=False),
+)
+"""What one checkpoint added to one choice: tokens `first`, `first`+1, … (`records.Chunk`)."""

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from services.edge.store.database import Database, database_url
+from services.edge.store.jobs import SqlJobStore
+from services.edge.store.migrate import migrate
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    database = Database(database_url("", tmp_path))
+    await migrate(database)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+def store(database: Database) -> SqlJobStore:
+    return SqlJobStore(database)

@@ -1,0 +1,96 @@
+"""Files, URLs, migrations: also when several edges start at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from schemas.errors import StoreUnavailable
+from services.edge.store.database import Database, database_url
+from services.edge.store.migrate import migrate
+from services.edge.store.tables import metadata
+from services.settings import SettingsError
+
+_MIGRATE = """
+import asyncio, sys
+from pathlib import Path
+from services.edge.store.database import Database, database_url
+from services.edge.store.migrate import migrate
+async def main():
+    database = Database(database_url("", Path(sys.argv[1])))
+    await migrate(database)
+    await database.close()
+asyncio.run(main())
+"""
+
+
+async def test_migrations_make_the_tables_that_the_code_uses(database: Database) -> None:
+    async with database.read() as connection:
+        differences = await connection.run_sync(lambda sync: compare_metadata(MigrationContext.configure(sync), metadata))
+    assert differences == []
+
+
+async def test_a_second_start_changes_nothing(database: Database) -> None:
+    await migrate(database)
+    async with database.read() as connection:
+        assert (await connection.execute(sa.text("SELECT version_num FROM alembic_version"))).all() == [("0001",)]
+
+
+def test_edges_that_start_at_once(tmp_path: Path) -> None:
+    started = [
+        subprocess.Popen([sys.executable, "-c", _MIGRATE, str(tmp_path)], stderr=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    for process in started:
+        _, error = process.communicate(timeout=60)
+        assert process.returncode == 0, error
+
+
+async def test_the_files_are_private(database: Database, tmp_path: Path) -> None:
+    await migrate(database)
+    modes = {name: os.stat(tmp_path / name).st_mode & 0o777 for name in os.listdir(tmp_path)}
+    assert modes == {"edge.db": 0o600, "edge.db-wal": 0o600, "edge.db-shm": 0o600}
+
+
+@pytest.mark.parametrize(
+    ("configured", "becomes"),
+    [
+        ("", "sqlite+aiosqlite:////home/edge.db"),
+        ("sqlite:////data/x.db", "sqlite+aiosqlite:////data/x.db"),
+        ("postgresql://u:p@db:5432/headrace", "postgresql+asyncpg://u:***@db:5432/headrace"),
+        ("postgresql+psycopg://u:p@db/headrace", "postgresql+asyncpg://u:***@db/headrace"),
+    ],
+)
+def test_a_url_gets_its_driver(configured: str, becomes: str) -> None:
+    assert str(database_url(configured, Path("/home"))) == becomes
+
+
+@pytest.mark.parametrize("configured", ["not a url:secret", "mysql://u:secret@db/x"])
+def test_another_url_is_refused_by_name_without_its_password(configured: str) -> None:
+    with pytest.raises(SettingsError, match=r"edge\.database_url") as refused:
+        database_url(configured, Path("/home"))
+    assert "secret" not in str(refused.value)
+
+
+async def test_a_database_that_cannot_be_had_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "edge.db").write_bytes(b"this is no database, and long enough for SQLite to see that" * 40)
+    database = Database(database_url("", tmp_path))
+    with pytest.raises(StoreUnavailable):
+        await migrate(database, 0.1)
+    await database.close()
+
+
+async def test_the_clock_is_the_databases(database: Database) -> None:
+    from services.edge.store.database import database_time
+
+    async with database.read() as connection:
+        first = (await connection.execute(sa.select(database_time()))).scalar_one()
+        await asyncio.sleep(0.01)
+        assert first < (await connection.execute(sa.select(database_time()))).scalar_one() < first + 5

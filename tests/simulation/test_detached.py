@@ -1,0 +1,32 @@
+"""Detached jobs under faults: seeds of their own."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from services.edge.detached.keeper import Keeper
+from tests.simulation.detached import tell
+
+SEEDS = 40
+SHARD = 4
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, SHARD))
+def test_every_invariant_holds_in_each_seed(first: int) -> None:
+    outcomes = Counter(outcome for seed in range(first, first + SHARD) for outcome in tell(seed))
+    assert outcomes["finished"] > SHARD
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_many_more() -> None:
+    for seed in range(SEEDS, 400):
+        tell(seed)
+
+
+def test_an_edge_that_trusts_a_lapsed_lease_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Keeper, "_ours", lambda *_: True)
+    with pytest.raises(AssertionError, match="is held by"):
+        tell(23)

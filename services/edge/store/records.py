@@ -10,7 +10,6 @@ from schemas.codec import SCHEMA, Message
 from schemas.errors import HeadraceError, from_code
 from schemas.reply import FinishReason, Logprob
 
-
 ROWS = range(1, SCHEMA + 2)
 """Schema versions of what lies in rows: they outlive an upgrade, either way, and messages only ever gain fields."""
 

@@ -15,8 +15,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
+
+if __name__ == "__main__":  # run as a file, its folder would come before the standard library, which has a `profile`, too
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
 

@@ -128,7 +128,16 @@ async def hand_over(here: StepEngine, there: StepEngine, run: int, kind: Transfe
     await server.close()
 
 
-async def test_preemption_choices_and_hits_work_on_a_staged_pool(gqa: tiny.Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_preempted_runs_come_back_to_a_staged_pool(gqa: tiny.Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    staged = Place(CPU.device, torch.float32, staged=True)
+    prompts = [tiny.prompt(seed, 230) for seed in range(5)]
+    async with Running(placed(gqa, monkeypatch, staged, kv_blocks=16 * 4 + 15, kv_swap_mb=1)) as running:
+        made = await running.generate(*(spec(run, prompt, max_tokens=26) for run, prompt in enumerate(prompts)))
+        assert sum(report.preemptions for report in running.reports) > 0
+    assert made == [gqa.greedy(prompt, 26) for prompt in prompts]
+
+
+async def test_choices_and_hits_work_on_a_staged_pool(gqa: tiny.Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Choices copy their tails on the device."""
     sampling = Sampling(seed=5, max_tokens=12, temperature=1.0)
     choices = tuple(Choice(index=index) for index in range(3))

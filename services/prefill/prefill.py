@@ -55,12 +55,13 @@ class Prefill:
 
     def _admit(self, placement: Placement) -> WorkerAnswer:
         worker, job, run = self._worker, placement.job, placement.run
+        to_fetch = placement.fetch.blocks * self._engine.info.block_tokens if placement.fetch is not None else 0
         reason = worker.refusal(run, job) or ("" if placement.decode else "no_decode")
         if not reason and job.suspect:
             admitted = worker.admit(run, job, 1, State.PREFILLING, lambda: None, placement.decode)
             begin_alone(worker, admitted, lambda: self._engine.prefill(RunSpec.of(run, job)))
             return worker.accepted(run)
-        reason = reason or worker.queue_refusal(job) or self._begin(placement)
+        reason = reason or worker.queue_refusal(job, to_fetch) or self._begin(placement)
         return worker.refused(run, reason) if reason else worker.accepted(run)
 
     def _begin(self, placement: Placement) -> str:

@@ -102,12 +102,14 @@ class Worker:
         self.beats.changed()
         return admitted
 
-    def queue_refusal(self, job: Job) -> str:
-        """A worker queues one step's work at most, and what its cache has is none; an idle queue takes any prompt."""
+    def queue_refusal(self, job: Job, to_fetch: int = 0) -> str:
+        """A worker queues one step's work at most; an idle queue takes any prompt. What is cached here is no work, nor are
+        the first `to_fetch` tokens, which are said to be cached elsewhere.
+        """
         queued = self._queued_tokens()
         room = self.engine.stats().step_tokens - queued
         tokens = job.prompt_tokens + sum(len(choice.generated) for choice in job.open_choices)
-        if not queued or tokens <= room or tokens - self._cached_tokens(job) <= room:
+        if not queued or tokens - to_fetch <= room or tokens - self._cached_tokens(job) <= room:
             return ""
         return "no_credit"
 

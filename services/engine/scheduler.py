@@ -100,8 +100,9 @@ class ChunkedScheduler:
 
     @property
     def prompt_budget(self) -> int:
-        """Prompt tokens of one step that decodes nothing, at the measured rate: a multiple of the smallest chunk."""
-        return self._budget(decode_rows=0)
+        """Prompt tokens of one step that decodes nothing, at the measured rate; what is worth queueing is never less than
+        `alone_tokens`."""
+        return max(self._alone_tokens, self._budget(decode_rows=0))
 
     def plan(self, sequences: Iterable[Sequence]) -> Step | None:
         listed = list(sequences)

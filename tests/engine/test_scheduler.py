@@ -65,7 +65,7 @@ def test_no_more_rows_than_the_batch_holds() -> None:
 )
 def test_a_step_is_sized_by_time(tokens: int, seconds: float, budget: int) -> None:
     policy = measured(scheduler(), tokens, seconds)
-    assert policy.prompt_budget == budget
+    assert policy.prompt_budget == max(32, budget)
     assert shape(policy.plan([waiting(1, 500)])) == [(1, 0, budget, False)]
 
 

@@ -35,6 +35,7 @@ from schemas.placement import (
     LeaseVerb,
     Placement,
     Queue,
+    Refuse,
     Refused,
     SubmitAnswer,
     WorkerAnswer,
@@ -52,6 +53,8 @@ from services.router.view import Charge, View
 
 ASK_S = 0.1
 """One worker's share of the budget: a silent one leaves time for the next best."""
+OWN_ERRORS = frozenset({"internal_error", "job_failed", "refused"})
+"""Refusals that say that something is wrong with a worker, not that it is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,22 +156,23 @@ class Dispatcher:
 
     async def _ask(self, subject: str, message: Message, kind: Any, charge: Charge, by: float) -> Any:
         """The answer, its credits learnt; None when there is none in time. Raises `MessageTooLarge`."""
-        answer, heard = None, True
+        answer, heard, ours = None, True, False
         try:
             answer = await ask(self.bus, subject, message, kind, timeout=max(0.0, min(ASK_S, _left(by))))
         except (NoResponders, Disconnected, MessageTooLarge) as error:
-            heard = False
+            heard, ours = False, not isinstance(error, NoResponders)
             if isinstance(error, MessageTooLarge):
                 raise
         except (BusError, UnreadableMessage):
             return None
         finally:
             if answer is not None:
-                self.view.settle(charge, answer.credits)
+                ok = not (isinstance(answer, Refuse) and answer.reason in OWN_ERRORS)
+                self.view.settle(charge, answer.credits, ok=ok)
             elif heard:
                 self.view.lose(charge)
             else:
-                self.view.undo(charge)
+                self.view.undo(charge, ok=ours)
         return answer
 
     def _release(self, run: int, pair: Pair) -> None:

@@ -17,6 +17,7 @@ from schemas.identity import replaces
 from schemas.state import Cause, Credits, WorkerState
 from services.bus.silence import QUIET_S
 from services.clock import Clock
+from services.router.breaker import SLOW_S, Breaker
 from services.router.placement_workers import UNKNOWN_TOKEN_S, Pool, Worker
 
 SILENT_S = 3.0
@@ -54,6 +55,7 @@ class _Entry:
     state: WorkerState
     credits: Credits
     heard: float
+    breaker: Breaker = field(default_factory=Breaker)
     away: bool = False
     """The server saw its connection end, and it was not heard since."""
     charges: list[Charge] = field(default_factory=list)
@@ -69,6 +71,7 @@ class View:
         self._gone: dict[str, float] = {}
         self._served: dict[str, float] = {}
         self._pools: dict[str, dict[str, Pool]] = {}
+        self._reopen = float("inf")  # when the first open circuit will be half open
         self._silence = float("inf")  # when the first live worker will have been silent for too long
 
     # what is heard
@@ -132,20 +135,24 @@ class View:
             self._refresh(process)
         return charge
 
-    def settle(self, charge: Charge, credits: Credits) -> None:
-        """The worker answered, yes or no: its `credits` contain the charge."""
+    def settle(self, charge: Charge, credits: Credits, *, ok: bool = True) -> None:
+        """The worker answered, yes or no: its `credits` contain the charge. `ok`: it was not an error of its own."""
         charge.version = credits.version
+        self._judge(charge, ok and self._clock.monotonic() - charge.at <= SLOW_S)
         self.learn(charge.process, credits)
 
     def lose(self, charge: Charge) -> None:
         """Nobody answered. The worker may have taken it: only newer credits will tell."""
         entry = self._entries.get(charge.process)
         charge.version = entry.credits.version + 1 if entry else 0
+        self._judge(charge, ok=charge.slots + charge.blocks + charge.prefill_tokens < 0)
         self._refresh(charge.process)
 
-    def undo(self, charge: Charge) -> None:
-        """The worker was not asked, or never heard it."""
+    def undo(self, charge: Charge, *, ok: bool = True) -> None:
+        """The worker was not asked, or never heard it; `ok`: that was not its fault."""
         charge.version = -1
+        if not ok:
+            self._judge(charge, ok)
         self._refresh(charge.process)
 
     def give_back(self, process: str, *, slots: int, blocks: int) -> None:
@@ -176,11 +183,29 @@ class View:
     def pools(self, model: str) -> Collection[Pool]:
         """The live workers of `model`, as placement wants them."""
         self._drop_silent()
+        self._let_back()
         return self._pools.get(model, {}).values()
 
     def workers(self, model: str) -> list[Worker]:
         """The same, one by one."""
         return [worker for pool in self.pools(model) for worker in pool.workers()]
+
+    def _judge(self, charge: Charge, ok: bool) -> None:
+        entry = self._entries.get(charge.process)
+        if entry is not None and entry.breaker.outcome(ok, self._clock.monotonic()):
+            self._reopen = min(self._reopen, entry.breaker.until)
+
+    def _let_back(self) -> None:
+        """Those whose circuit is open no longer."""
+        now = self._clock.monotonic()
+        if now < self._reopen:
+            return
+        self._reopen = float("inf")
+        for process, entry in self._entries.items():
+            if entry.breaker.until > now:
+                self._reopen = min(self._reopen, entry.breaker.until)
+            elif entry.breaker.allowance:
+                self._refresh(process)
 
     def _drop_silent(self) -> None:
         # Silence means something only after the bus was steady for as long: everybody had the time to beat.
@@ -202,7 +227,7 @@ class View:
         pool = pools.get(state.kv_compat)
         if pool is None:
             pool = pools[state.kv_compat] = Pool(state.kv_compat, state.weights, state.block_tokens)
-        pool.put(_estimate(entry))
+        pool.put(_estimate(entry, self._clock.monotonic()))
 
     def _listed(self, entry: _Entry) -> bool:
         pool = self._pools.get(entry.state.model, {}).get(entry.state.kv_compat)
@@ -220,12 +245,13 @@ class View:
                 del self._pools[model]
 
 
-def _estimate(entry: _Entry) -> Worker:
+def _estimate(entry: _Entry, now: float) -> Worker:
     state, credits = entry.state, entry.credits
     rate = state.rates.prefill_tokens_s
     token_s = 1 / rate if rate > 0 else 0.0
     open_charges = [charge for charge in entry.charges if charge.open_at(credits.version)]
     unseen = [charge for charge in entry.charges if charge.prefill_tokens and charge.open_at(state.credits.version)]
+    asked = sum(charge.open_at(state.credits.version) for charge in entry.charges)
     free_at = entry.heard + state.backlog * (token_s or UNKNOWN_TOKEN_S)
     for charge in unseen:
         free_at = max(free_at, charge.at) + charge.prefill_tokens * (token_s or UNKNOWN_TOKEN_S)
@@ -243,7 +269,7 @@ def _estimate(entry: _Entry) -> Worker:
         decode_slots=credits.decode_slots - sum(charge.slots for charge in open_charges),
         kv_blocks=credits.kv_blocks - sum(charge.blocks for charge in open_charges),
         draining=state.draining,
-        degraded=entry.away or state.stalled,
+        degraded=entry.away or state.stalled or entry.breaker.bars(now, asked),
         free_at=free_at,
         token_s=token_s,
         step_s=state.rates.decode_step_s,

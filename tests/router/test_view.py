@@ -6,6 +6,7 @@ import pytest
 
 from schemas.state import Cause, Credits, Rates, Role, WorkerState
 from services.clock import ManualClock
+from services.router.breaker import FAILURES, OPEN_S, SLOW_S
 from services.router.placement_workers import Worker
 from services.router.view import FORGET_S, SILENT_S, View
 from tests.router.fakes import MODEL, a_process, a_state
@@ -214,3 +215,43 @@ def test_pools_are_by_kv_compat(view: View) -> None:
         view.died(worker.process, Cause.KILLED)
     assert not view.pools(MODEL)
     assert view.models() == set()
+
+
+def test_who_does_not_answer_is_left_out_and_comes_back_with_one_credit(view: View, clock: ManualClock) -> None:
+    view.observe(state(1))
+    for _ in range(FAILURES):
+        view.lose(view.charge(D1, slots=1))
+    assert only(view).degraded
+    view.observe(state(3))
+    assert only(view).degraded, "beats are no answers"
+    clock.advance(OPEN_S)
+    view.observe(state(4))
+    assert not only(view).degraded
+    charge = view.charge(D1, slots=1)
+    assert only(view).degraded, "one at a time"
+    view.settle(charge, Credits(version=5, decode_slots=4))
+    view.observe(state(6))
+    first, _ = view.charge(D1, slots=1), only(view)
+    assert not only(view).degraded, "two at a time"
+    view.charge(D1, slots=1)
+    assert only(view).degraded
+    view.settle(first, Credits(version=7, decode_slots=4), ok=False)
+    assert only(view).degraded
+
+
+def test_who_was_left_out_comes_back_without_a_beat(view: View, clock: ManualClock) -> None:
+    view.observe(state(1))
+    for _ in range(FAILURES):
+        view.undo(view.charge(D1, slots=1), ok=False)
+    assert only(view).degraded
+    clock.advance(OPEN_S)
+    assert not only(view).degraded
+
+
+def test_slow_answers_are_failures(view: View, clock: ManualClock) -> None:
+    view.observe(state(1))
+    for version in range(2, 2 + FAILURES):
+        charge = view.charge(D1, slots=1)
+        clock.advance(SLOW_S + 0.01)
+        view.settle(charge, Credits(version=version, decode_slots=4))
+    assert only(view).degraded

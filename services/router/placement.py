@@ -19,7 +19,7 @@ from schemas.errors import ContextLengthExceeded, HeadraceError, ModelChanged, M
 from schemas.placement import CachedBlocks
 from schemas.state import Role
 from services.router.placement_request import Request
-from services.router.placement_survey import NEVER, Candidates, Survey, gain, survey
+from services.router.placement_survey import COST, NEVER, Candidates, Survey, gain, survey
 from services.router.placement_workers import Pool, Worker
 
 RETRY_LOADING_S = 5.0
@@ -147,14 +147,10 @@ def _near(first: Worker, decode: Candidates) -> Candidates:
 
 def _draw(candidates: Candidates, absolute: float, relative: float, random: Random) -> tuple[float, Worker]:
     """One of those that cost no more than the cheapest, or hardly more."""
-    least = min(candidates, key=_cost)[0]
+    least = min(candidates, key=COST)[0]
     limit = least + absolute + relative * abs(least)
     near = [candidate for candidate in candidates if candidate[0] <= limit]
     return near[0] if len(near) == 1 else random.choice(near)
-
-
-def _cost(candidate: tuple[float, Worker]) -> float:
-    return candidate[0]
 
 
 def _first(pool: Pool, request: Request) -> Pool:

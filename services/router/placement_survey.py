@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from schemas.state import Role
 from services.router.placement_request import Request
@@ -25,6 +26,7 @@ STALL_SHARE = 0.1
 NEVER = float("inf")
 
 Candidates = list[tuple[float, Worker]]
+COST = itemgetter(0)
 
 
 @dataclass(slots=True)
@@ -122,7 +124,8 @@ def _prefill(found: Survey, request: Request, now: float, without: Set[str]) -> 
 def _decode(found: Survey, request: Request, now: float, without: Set[str], *, tail: bool) -> tuple[bool, bool]:
     """Fills `decode` and, when `tail`, `tail`. Whether one is alive, whether one is large enough."""
     pool, tokens, hits, room = found.pool, request.tokens, request.hits, found.room
-    block = pool.block_tokens
+    block, usual = pool.block_tokens, pool.token_s
+    beat = min(found.prefill, key=COST)[0] if found.prefill else NEVER  # a tail that takes as long is not worth a look
     alive = fits = False
     for process, worker in pool.well(Role.DECODE).items():
         if worker.draining:
@@ -135,10 +138,11 @@ def _decode(found: Survey, request: Request, now: float, without: Set[str], *, t
         if slots < 1 or free < room or process in without:
             found.refused += 1
             continue
-        here = hits.get(process, 0)
+        here = hits.get(process, 0) if hits else 0
         blocks, batch = 1 - (free - room + here) / worker.kv_total, (worker.running + 1) / (worker.running + slots)
         found.decode.append((blocks if blocks > batch else batch, worker))
-        if tail and tokens - here * block <= worker.prefill_tokens:
+        rest = tokens - here * block
+        if tail and rest <= worker.prefill_tokens and rest * (worker.token_s or usual) < beat:
             found.tail.append((_cost_alone(worker, pool, request.uncached(process, block), now), worker))
     return alive, fits
 

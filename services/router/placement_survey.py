@@ -142,7 +142,7 @@ def _decode(found: Survey, request: Request, now: float, without: Set[str], *, t
         blocks, batch = 1 - (free - room + here) / worker.kv_total, (worker.running + 1) / (worker.running + slots)
         found.decode.append((blocks if blocks > batch else batch, worker))
         rest = tokens - here * block
-        if tail and rest <= worker.prefill_tokens and rest * (worker.token_s or usual) < beat:
+        if tail and rest <= worker.prefill_tokens and worker.step_s + rest * (worker.token_s or usual) < beat:
             found.tail.append((_cost_alone(worker, pool, request.uncached(process, block), now), worker))
     return alive, fits
 

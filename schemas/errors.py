@@ -47,6 +47,11 @@ class UnsupportedParameter(InvalidRequest):
     code = "unsupported_parameter"
 
 
+class InvalidApiKey(InvalidRequest):
+    status = 401
+    code = "invalid_api_key"
+
+
 class PermissionDenied(InvalidRequest):
     """Whoever asks may not."""
 

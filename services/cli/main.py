@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from random import SystemRandom
 
 from schemas.identity import is_process, process_id
+from schemas.job import Tier
 from schemas.state import Role
 from services.cli.failure import EXIT_FAILED, EXIT_USAGE, CommandError
 from services.clock import SystemClock
@@ -76,7 +77,26 @@ def parser() -> argparse.ArgumentParser:
     model = commands.add_parser("model", help="models on this machine").add_subparsers(metavar="action", required=True)
     fetch = _command(model, "fetch", "download and convert a model unless it is here", _model_fetch)
     fetch.add_argument("model", nargs="?", help="a known model (HEADRACE_MODEL)")
+    _key_commands(commands)
     return top
+
+
+def _key_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    keys = commands.add_parser("keys", help="API keys").add_subparsers(metavar="action", required=True)
+    create = _command(keys, "create", "make a key and print it, this once", _keys("create"))
+    create.add_argument("--tenant", required=True, help="whose key it is")
+    create.add_argument("--name", default="", help="what to call it in the list")
+    create.add_argument("--tier", type=_tier, default=Tier.PAID, metavar="|".join(Tier), help=f"({Tier.PAID})")
+    create.add_argument("--models", metavar="A,B", help="the models it may use (all)")
+    create.add_argument("--expires", type=_duration, metavar="30d", help="how long it is valid (for ever)")
+    shown = _command(keys, "list", "list the keys, without their secrets", _keys("show"))
+    shown.add_argument("--tenant", help="of this tenant only")
+    _command(keys, "revoke", "end a key at once", _keys("revoke")).add_argument("id")
+    rotate = _command(keys, "rotate", "make a key in another's place and print it", _keys("rotate"))
+    rotate.add_argument("id")
+    rotate.add_argument(
+        "--grace", type=_duration, default=0.0, metavar="1h", help="how long the old one still works (not at all)"
+    )
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -121,6 +141,16 @@ def _edge(arguments: argparse.Namespace) -> int:
     return run(serve, _settings(arguments), _process(arguments))
 
 
+def _keys(action: str) -> Command:
+    def run(arguments: argparse.Namespace) -> int:
+        from services.cli import keys
+
+        command: Callable[[argparse.Namespace, Settings], int] = getattr(keys, action)
+        return command(arguments, _settings(arguments))
+
+    return run
+
+
 def _settings(arguments: argparse.Namespace) -> Settings:
     """The settings of this process, its flags included. Raises `SettingsError`."""
     for flag, variable in SETTING_FLAGS.items():
@@ -163,6 +193,21 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number")
     return int(text)
+
+
+def _duration(text: str) -> float:
+    """`90s`, `30m`, `12h` or `7d` in seconds."""
+    amount, unit = text[:-1], {"s": 1, "m": 60, "h": 3600, "d": 86400}.get(text[-1:])
+    if unit is None or not amount.isdecimal() or len(amount) > 9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration such as 90s, 30m, 12h or 7d")
+    return float(int(amount) * unit)
+
+
+def _tier(text: str) -> Tier:
+    try:
+        return Tier(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(Tier)}") from None
 
 
 def _fail(error: Exception, code: int) -> int:

@@ -8,19 +8,24 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 import httpx
 from fastapi import FastAPI
 from msgspec.structs import replace as altered
 
-from schemas.errors import HeadraceError
-from schemas.job import unpack_ids
+from schemas.errors import HeadraceError, StoreUnavailable
+from schemas.job import Tier, unpack_ids
 from schemas.reply import FinishReason, Logprob
 from schemas.state import Capabilities, ModelCard
 from services.clock import SystemClock
 from services.edge.api.app import create_app
 from services.edge.api.gate import Traffic
 from services.edge.api.served import Served
+from services.edge.gate.door import Door
+from services.edge.gate.keyring import Keyring
+from services.edge.gate.keys import key_id, new_key
+from services.edge.gate.records import KeyRecord
 from services.edge.jobs.draft import Delta, Draft
 from services.edge.jobs.handle import JobCancelled
 from services.edge.tenant import tenant
@@ -31,6 +36,7 @@ from services.text.assets import GenerationDefaults
 from tests.text.tiny import byte_ids, tiny_template, tiny_tokenizer
 
 MODEL = "tiny"
+SECRET = b"x" * 32
 CONTEXT = 512
 
 
@@ -180,6 +186,40 @@ class FakeJobs:
         return self.handles[-1].draft
 
 
+@dataclass
+class FakeKeys:
+    """A `KeyStore` in memory; `down`: the database cannot be reached."""
+
+    records: dict[str, KeyRecord] = field(default_factory=dict)
+    down: bool = False
+    asked: int = 0
+
+    def make(self, **fields: Any) -> str:
+        """The text of a new key."""
+        made = new_key(SECRET, Random(len(self.records)).randbytes)
+        about: dict[str, Any] = {"tenant": "acme", "name": "", "tier": Tier.PAID, "models": None, "created": 0.0, **fields}
+        self.records[made.id] = KeyRecord(id=made.id, digest=made.digest, **about)
+        return made.text
+
+    def change(self, text: str, **fields: Any) -> None:
+        key = key_id(text)
+        assert key is not None
+        self.records[key] = replace(self.records[key], **fields)
+
+    async def get(self, key: str) -> KeyRecord | None:
+        self._ask()
+        return self.records.get(key)
+
+    async def changed_since(self, when: float) -> list[KeyRecord]:
+        self._ask()
+        return [record for record in self.records.values() if record.changed >= when]
+
+    def _ask(self) -> None:
+        self.asked += 1
+        if self.down:
+            raise StoreUnavailable("The database cannot be used now.", retry_after=1.0)
+
+
 class Api:
     """The application over scripted jobs, and a client to it."""
 
@@ -189,8 +229,11 @@ class Api:
         self.metrics = Metrics.collecting("edge-test")
         text = TextModel(MODEL, tiny_tokenizer(), tiny_template(), GenerationDefaults())
         edge = EdgeSettings(**settings)
-        self.served = Served(edge, self.jobs, text, tenant(b"x" * 32), SystemClock(), Random(3), self.metrics, 1_700_000_000)
-        self.app: FastAPI = create_app(self.served, self.traffic, lambda: "req-made")
+        self.served = Served(edge, self.jobs, text, SystemClock(), Random(3), self.metrics, 1_700_000_000)
+        self.keys = FakeKeys()
+        keyring = Keyring(self.keys, SECRET, SystemClock())
+        door = Door(keyring, lambda name: tenant(SECRET, name), open_on_loopback=True)
+        self.app: FastAPI = create_app(self.served, self.traffic, door, lambda: "req-made")
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:

@@ -19,15 +19,16 @@ from services.edge.api.errors import error_response, from_status
 from services.edge.api.gate import Gate, Traffic
 from services.edge.api.served import Served
 from services.edge.api.tokens import Tokens
+from services.edge.gate.door import Door
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _CLIENT_GONE = 499
 
 
-def create_app(served: Served, traffic: Traffic, new_id: Callable[[], str]) -> FastAPI:
+def create_app(served: Served, traffic: Traffic, door: Door, new_id: Callable[[], str]) -> FastAPI:
     """`new_id` names a request whose client did not."""
     app = FastAPI(title="Headrace", redoc_url=None, redirect_slashes=False)
-    app.add_middleware(Gate, traffic=traffic, new_id=new_id)
+    app.add_middleware(Gate, traffic=traffic, door=door, new_id=new_id)
     app.add_exception_handler(HeadraceError, _refused)
     app.add_exception_handler(HTTPException, _framework_refused)
     app.add_exception_handler(ClientGone, _nobody_there)
@@ -54,14 +55,15 @@ def create_app(served: Served, traffic: Traffic, new_id: Callable[[], str]) -> F
         return await tokens.detokenize(request)
 
     @app.get("/v1/models")
-    async def models() -> Response:
+    async def models(request: Request) -> Response:
         name = served.text.name
-        listed = [_model(served, name)] if served.jobs.card(name) is not None else []
+        there = served.jobs.card(name) is not None and request.state.caller.may_use(name)
+        listed = [_model(served, name)] if there else []
         return JSONResponse({"object": "list", "data": listed})
 
     @app.get("/v1/models/{model:path}")
-    async def model(model: str) -> Response:
-        served.must_know(model)
+    async def model(model: str, request: Request) -> Response:
+        served.must_offer(model, request.state.caller)
         if served.jobs.card(model) is None:
             raise ModelNotFound(f"The model {model[:100]!r} does not exist.", param="model")
         return JSONResponse(_model(served, model))

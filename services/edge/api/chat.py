@@ -26,7 +26,7 @@ from services.edge.api.response_format import read_response_format
 from services.edge.api.served import Served
 from services.edge.api.start import draft, start, start_with_tools
 from services.edge.api.tools import Tools, read_tools
-from services.edge.tenant import Tenant
+from services.edge.gate.records import Caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class ChatCompletions:
         served, settings = self._served, self._served.settings
         arrived = served.clock.monotonic()
         body = await read_json(request.scope, request.receive, limit=settings.max_body_bytes, timeout=settings.body_deadline_s)
-        begun = await self.begin(body, served.tenant)
+        begun = await self.begin(body, request.state.caller)
         exchange = Streamed if begun.stream else Whole
         measure = Measure(served.metrics, served.clock, begun.model, arrived)
         return exchange(begun.answer, begun.form, request.state.request_id, self._pace, measure)
 
-    async def begin(self, body: dict[str, Any], whose: Tenant) -> Begun:
+    async def begin(self, body: dict[str, Any], caller: Caller) -> Begun:
         """The same for every transport. Its answer has to be read, or cancelled. Raises `HeadraceError`."""
         served, settings = self._served, self._served.settings
         asked = read_request(ChatRequest, body)
@@ -62,7 +62,7 @@ class ChatCompletions:
         stops = read_stops(asked.stop, settings.max_stops)
         tools = read_tools(asked)
         grammar = read_response_format(asked.response_format)
-        card = served.card(asked.model)
+        card = served.card(asked.model, caller)
         refuse_unsupported(asked, card.capabilities)
         if grammar is not None:
             await served.text.must_compile(grammar, "response_format")
@@ -71,7 +71,7 @@ class ChatCompletions:
             grammar = calling
         ids = await served.text.encode(messages, tools.functions if tools else ())
         most = asked.max_completion_tokens or asked.max_tokens or settings.default_max_tokens
-        job = draft(served, whose, asked, card, ids, most=most, grammar=grammar)
+        job = draft(served, caller, asked, card, ids, most=most, grammar=grammar)
         answer = start_with_tools(served, job, stops, tools) if tools else start(served, job, stops)
         form = ChatForm(f"chatcmpl-{answer.id}", int(served.clock.wall()), asked.model, usage=asked.usage_streamed)
         return Begun(answer, form, asked.model, bool(asked.stream))

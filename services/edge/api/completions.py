@@ -37,19 +37,19 @@ class Completions:
     async def __call__(self, request: Request) -> Response:
         """Raises `HeadraceError`, `ClientGone`."""
         served, settings = self._served, self._served.settings
-        arrived = served.clock.monotonic()
+        arrived, caller = served.clock.monotonic(), request.state.caller
         body = await read_json(request.scope, request.receive, limit=settings.max_body_bytes, timeout=settings.body_deadline_s)
         asked = read_request(CompletionRequest, body)
         prompts = read_prompts(asked.prompt, settings.max_choices, served.text.vocabulary)
         stops = read_stops(asked.stop, settings.max_stops)
         grammar = read_response_format(asked.response_format)
-        card = served.card(asked.model)
+        card = served.card(asked.model, caller)
         refuse_unsupported(asked, card.capabilities)
         if grammar is not None:
             await served.text.must_compile(grammar, "response_format")
         ids = [await self._ids(prompt) for prompt in prompts]
         most = asked.max_tokens or _DEFAULT_MAX_TOKENS
-        jobs = [draft(served, served.tenant, asked, card, each, most=most, grammar=grammar, param="prompt") for each in ids]
+        jobs = [draft(served, caller, asked, card, each, most=most, grammar=grammar, param="prompt") for each in ids]
         self._must_be_few(jobs)
         echoes = self._echoes(prompts, jobs) if asked.echo else {}
         writers = [self._writer(asked, job, echoes.get(at * job.n, "")) for at, job in enumerate(jobs)]

@@ -1,6 +1,7 @@
-"""Around every request: its id, the refusal of new work while the process drains, the envelope of what nobody caught.
+"""Around every request: its id, who asks, the refusal of new work while the process drains, the envelope of what nobody caught.
 
-Owns the count of requests in progress. Invariant: every answer carries `x-request-id`; no failure of ours reaches the server.
+Owns the count of requests in progress. Invariants: every answer carries `x-request-id`; no failure of ours reaches the server;
+what is not always open sees a caller (`request.state.caller`) or is not reached.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from schemas.errors import Unavailable
+from schemas.errors import HeadraceError, Unavailable
 from services.edge.api.errors import error_response, internal_error
+from services.edge.gate.door import Door
 from services.telemetry.logs import fields
 
 _log = logging.getLogger("headrace.edge")
@@ -50,9 +52,10 @@ class Traffic:
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, traffic: Traffic, new_id: Callable[[], str]) -> None:
+    def __init__(self, app: ASGIApp, traffic: Traffic, door: Door, new_id: Callable[[], str]) -> None:
         self._app = app
         self._traffic = traffic
+        self._door = door
         self._new_id = new_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,17 +76,24 @@ class Gate:
 
         self._traffic.enter()
         try:
-            if self._traffic.draining and scope["path"] not in _ALWAYS_OPEN:
-                draining = Unavailable("The server takes no new requests now.", retry_after=1.0)
-                await error_response(draining)(scope, receive, send_with_id)
-            else:
-                await self._app(scope, receive, send_with_id)
+            if scope["path"] not in _ALWAYS_OPEN:
+                await self._admit(scope)
+            await self._app(scope, receive, send_with_id)
+        except HeadraceError as refusal:
+            await error_response(refusal)(scope, receive, send_with_id)
         except Exception:
             _log.exception("a request failed", extra=fields(request=request_id, path=scope["path"]))
             if not started:
                 await error_response(internal_error(request_id))(scope, receive, send_with_id)
         finally:
             self._traffic.leave()
+
+    async def _admit(self, scope: Scope) -> None:
+        """Raises the `HeadraceError` that keeps the request out."""
+        if self._traffic.draining:
+            raise Unavailable("The server takes no new requests now.", retry_after=1.0)
+        peer = scope.get("client")
+        scope["state"]["caller"] = await self._door.enter(dict(scope["headers"]), peer[0] if peer else None)
 
     def _request_id(self, scope: Scope) -> str:
         for name, value in scope["headers"]:

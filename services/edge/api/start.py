@@ -14,13 +14,13 @@ from services.edge.api.prompt_logprobs import Echo, PromptWriter
 from services.edge.api.request import GenerationRequest
 from services.edge.api.served import Served
 from services.edge.api.tools import Tools
+from services.edge.gate.records import Caller
 from services.edge.jobs.draft import Draft, Limits
-from services.edge.tenant import Tenant
 
 
 def draft(
     served: Served,
-    whose: Tenant,
+    caller: Caller,
     asked: GenerationRequest,
     card: ModelCard,
     ids: Sequence[int],
@@ -41,8 +41,9 @@ def draft(
         prompt=pack_ids(ids),
         sampling=sampling(asked, limit, served.random.randrange(U64), served.text.vocabulary, served.text.defaults, grammar),
         limits=Limits(settings.queue_deadline_s, settings.first_token_deadline_s, settings.total_deadline_s),
-        lane=whose.lane,
-        salt=whose.salt,
+        lane=caller.tenant.lane,
+        salt=caller.tenant.salt,
+        tier=caller.tier,
         n=choices(asked, limit, settings, card.kv_tokens - len(ids) if card.kv_tokens else None),
     )
 

@@ -41,7 +41,7 @@ class Tokens:
         """Raises `HeadraceError`, `ClientGone`."""
         asked = read_request(TokenizeRequest, await self._body(request))
         text = self._served.text
-        self._served.must_know(asked.model or text.name)
+        self._served.must_offer(asked.model or text.name, request.state.caller)
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidRequest("Either 'prompt' or 'messages' is needed.", param="prompt")
         if asked.prompt is not None:
@@ -62,7 +62,7 @@ class Tokens:
         """Raises `HeadraceError`, `ClientGone`."""
         asked = read_request(DetokenizeRequest, await self._body(request))
         text = self._served.text
-        self._served.must_know(asked.model or text.name)
+        self._served.must_offer(asked.model or text.name, request.state.caller)
         wrong = next((index for index, token in enumerate(asked.tokens) if token >= text.vocabulary), None)
         if wrong is not None:
             raise InvalidRequest(f"Token ids are integers from 0 to {text.vocabulary - 1}.", param=f"tokens[{wrong}]")

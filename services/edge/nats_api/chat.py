@@ -13,6 +13,7 @@ from contextlib import suppress
 from random import Random
 
 from schemas.errors import BusError, Unavailable
+from schemas.job import Tier
 from schemas.subjects import Subjects
 from services.bus.interface import Bus, Msg, Subscription
 from services.bus.micro import Service
@@ -22,7 +23,8 @@ from services.edge.api.exchange import Pace, Streamed, Whole
 from services.edge.api.gate import Traffic
 from services.edge.api.measure import Measure
 from services.edge.api.served import Served
-from services.edge.nats_api.caller import Caller, read_caller
+from services.edge.gate.records import Caller
+from services.edge.nats_api.origin import Origin, read_origin
 from services.edge.nats_api.presence import Presence, Watch
 from services.edge.nats_api.writer import NatsWriter
 from services.edge.tenant import Tenant
@@ -59,20 +61,20 @@ class NatsChat:
     async def __call__(self, msg: Msg) -> None:
         """One request, to its end. Raises the `HeadraceError` that refused it; the service layer tells the caller."""
         arrived = self._served.clock.monotonic()
-        caller = read_caller(msg)
+        origin = read_origin(msg)
         if self._traffic.draining:
             raise Unavailable("The server is shutting down.", retry_after=1.0)
         self._traffic.enter()
         try:
-            begun = await self._chat.begin(parse(msg.data), self._whose(f"nats:{caller.account}"))
+            begun = await self._chat.begin(parse(msg.data), Caller(self._whose(f"nats:{origin.account}"), Tier.PAID))
             measure = Measure(self._served.metrics, self._served.clock, begun.model, arrived)
-            await self._answer(begun, msg.reply, caller, measure)
+            await self._answer(begun, msg.reply, origin, measure)
         finally:
             self._traffic.leave()
 
-    async def _answer(self, begun: Begun, reply: str, caller: Caller, measure: Measure) -> None:
+    async def _answer(self, begun: Begun, reply: str, origin: Origin, measure: Measure) -> None:
         cancel = self._subjects.chat_cancel(f"{self._random.getrandbits(128):032x}")
-        watch = self._watches[cancel] = self._presence.watch(caller)
+        watch = self._watches[cancel] = self._presence.watch(origin)
         writer = NatsWriter(self._bus, reply, cancel, watch, stream=begun.stream)
         exchange = (Streamed if begun.stream else Whole)(begun.answer, begun.form, begun.answer.id, self._pace, measure)
         work = asyncio.ensure_future(exchange.work(writer))

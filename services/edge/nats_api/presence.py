@@ -17,7 +17,7 @@ import itertools
 import msgspec
 
 from services.bus.interface import Bus, Msg, Subscription
-from services.edge.nats_api.caller import Caller
+from services.edge.nats_api.origin import Origin
 
 TRACE_EVERY_S = 0.5
 DISCONNECTS = "$SYS.ACCOUNT.*.DISCONNECT"
@@ -55,8 +55,8 @@ class _Disconnect(msgspec.Struct):
 class Watch:
     """One caller, for as long as its request runs. `gone`: set once nobody listens."""
 
-    def __init__(self, number: str, inbox: str, caller: Caller) -> None:
-        self.caller = caller
+    def __init__(self, number: str, inbox: str, origin: Origin) -> None:
+        self.origin = origin
         self.gone = asyncio.Event()
         self._trace = {"Nats-Trace-Dest": inbox, _NUMBER: number}
         self._traced = asyncio.get_running_loop().time()
@@ -89,10 +89,10 @@ class Presence:
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
 
-    def watch(self, caller: Caller) -> Watch:
+    def watch(self, origin: Origin) -> Watch:
         """Give it to `forget` at the end."""
         number = str(next(self._numbers))
-        watch = self._watches[number] = Watch(number, self._inbox, caller)
+        watch = self._watches[number] = Watch(number, self._inbox, origin)
         return watch
 
     def forget(self, watch: Watch) -> None:
@@ -114,5 +114,5 @@ class Presence:
             return
         ended = {(told.server.id, told.client.id), (told.server.name, told.client.id)}
         for watch in self._watches.values():
-            if watch.caller.connection in ended:
+            if watch.origin.connection in ended:
                 watch.gone.set()

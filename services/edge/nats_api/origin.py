@@ -20,7 +20,7 @@ _CROSSED = "_R_."
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Origin:
     """`connection`: (server, number), which an account without `share: true` keeps to itself."""
 
     account: str
@@ -33,7 +33,7 @@ class _Info(msgspec.Struct):
     server: str = ""
 
 
-def read_caller(msg: Msg) -> Caller:
+def read_origin(msg: Msg) -> Origin:
     """Raises `PermissionDenied` for a request that did not come from another account."""
     told = msg.headers.get(HEADER)
     if told is None or not msg.reply.startswith(_CROSSED):
@@ -44,4 +44,4 @@ def read_caller(msg: Msg) -> Caller:
         raise PermissionDenied(f"The header {HEADER} cannot be read.") from None
     if not info.acc:
         raise PermissionDenied(f"The header {HEADER} names no account.")
-    return Caller(info.acc, None if info.id is None else (info.server, info.id))
+    return Origin(info.acc, None if info.id is None else (info.server, info.id))

@@ -1,0 +1,57 @@
+"""From a request's headers and peer to the caller: what stands before every endpoint that computes or tells.
+
+Invariants: a key that was shown is checked, wherever the caller sits; without one only this machine's own loopback is let in, and
+only where the settings allow it; a proxy on this machine does not make the world loopback.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping
+
+from schemas.errors import InvalidApiKey
+from schemas.job import Tier
+from services.edge.gate.keyring import Keyring
+from services.edge.gate.keys import PREFIX
+from services.edge.gate.records import Caller
+from services.edge.tenant import DEFAULT, Tenant
+
+_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
+_BEARER = "bearer "
+_LONGEST = 256
+
+
+class Door:
+    """`whose`: the tenant of a name. `open_on_loopback`: whether callers of this machine need no key."""
+
+    def __init__(self, keyring: Keyring, whose: Callable[[str], Tenant], *, open_on_loopback: bool) -> None:
+        self._keyring = keyring
+        self._whose = whose
+        self._open = open_on_loopback
+
+    async def enter(self, headers: Mapping[bytes, bytes], peer: str | None) -> Caller:
+        """`peer`: the address of the other side. Raises `InvalidApiKey`, `StoreUnavailable`."""
+        shown = _shown(headers)
+        trusted = self._open and _is_loopback(peer) and not any(name in headers for name in _FORWARDED)
+        if trusted and not shown.startswith(PREFIX):  # SDKs insist on some key; one that is not ours is as good as none
+            return Caller(self._whose(DEFAULT), Tier.PAID)
+        if not shown:
+            raise InvalidApiKey("An API key is needed: send it as 'Authorization: Bearer …'.")
+        if len(shown) > _LONGEST:
+            raise InvalidApiKey("The API key is not valid.")
+        record = await self._keyring.check(shown)
+        return Caller(self._whose(record.tenant), record.tier, record.id, record.models)
+
+
+def _shown(headers: Mapping[bytes, bytes]) -> str:
+    value = headers.get(b"authorization", b"").decode("latin-1").strip()
+    return value[len(_BEARER) :].strip() if value.lower().startswith(_BEARER) else ""
+
+
+def _is_loopback(peer: str | None) -> bool:
+    try:
+        address = ipaddress.ip_address(peer or "")
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)

@@ -1,0 +1,40 @@
+"""Keys as they are kept, and who asks once a key was shown. Times are Unix seconds by the database's clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.job import Tier
+from services.edge.tenant import Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """`models` None = all. `expires`, `revoked`: None = never. `changed` grows with every change of the row."""
+
+    id: str
+    digest: bytes
+    tenant: str
+    name: str
+    tier: Tier
+    models: frozenset[str] | None
+    created: float
+    expires: float | None = None
+    revoked: float | None = None
+    changed: float = 0.0
+
+    def valid(self, now: float) -> bool:
+        return self.revoked is None and (self.expires is None or now < self.expires)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks. `key` is an id, "" = nobody showed one, which is allowed on this machine's own loopback."""
+
+    tenant: Tenant
+    tier: Tier
+    key: str = ""
+    models: frozenset[str] | None = None
+
+    def may_use(self, model: str) -> bool:
+        return self.models is None or model in self.models

@@ -1,0 +1,110 @@
+"""Keys: how they look, what is kept of them, and how an edge keeps up with the database."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+import pytest
+
+from schemas.errors import InvalidApiKey, StoreUnavailable
+from services.clock import ManualClock
+from services.edge.gate.keyring import Keyring
+from services.edge.gate.keys import digest, key_id, new_key
+from tests.edge.cluster import until
+from tests.edge.fakes import SECRET, FakeKeys
+
+
+def test_a_key_names_its_row_and_nothing_stored_opens_the_door() -> None:
+    made = new_key(SECRET, secrets.token_bytes)
+    assert key_id(made.text) == made.id
+    assert made.digest == digest(SECRET, made.text)
+    assert made.digest != digest(b"y" * 32, made.text)
+    assert made.text not in repr(made.digest)
+    assert new_key(SECRET, secrets.token_bytes).text != made.text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "hr-", "sk-abc", "hr-a-b", "hr-" + "a" * 16 + "-" + "1" * 52, "hr-" + "a" * 16 + "-" + "a" * 53]
+)
+def test_what_is_no_key(text: str) -> None:
+    assert key_id(text) is None
+
+
+class Ring:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.keys = FakeKeys()
+        self.ring = Keyring(self.keys, SECRET, self.clock)
+
+    async def refused(self, text: str) -> bool:
+        try:
+            await self.ring.check(text)
+        except InvalidApiKey:
+            return True
+        return False
+
+
+async def test_a_key_is_looked_up_once() -> None:
+    ring = Ring()
+    text = ring.keys.make(tenant="acme")
+    for _ in range(3):
+        assert (await ring.ring.check(text)).tenant == "acme"
+    assert ring.keys.asked == 1
+
+
+async def test_the_right_id_with_a_wrong_secret() -> None:
+    ring = Ring()
+    text = ring.keys.make()
+    assert await ring.refused(text[:-1] + ("a" if text[-1] != "a" else "b"))
+    assert not await ring.refused(text)
+
+
+async def test_an_unknown_key_is_not_looked_up_on_every_request() -> None:
+    ring = Ring()
+    made = new_key(SECRET, secrets.token_bytes)
+    for _ in range(3):
+        assert await ring.refused(made.text)
+    assert ring.keys.asked == 1
+    ring.clock.advance(3.0)
+    assert await ring.refused(made.text)
+    assert ring.keys.asked == 2
+
+
+async def test_a_key_that_expires() -> None:
+    ring = Ring()
+    text = ring.keys.make(expires=ring.clock.wall() + 10.0)
+    assert not await ring.refused(text)
+    ring.clock.advance(11.0)
+    assert await ring.refused(text)
+
+
+async def test_a_revoked_key_is_refused_once_the_edge_has_looked() -> None:
+    ring = Ring()
+    text = ring.keys.make()
+    await ring.ring.check(text)
+    ring.keys.change(text, revoked=ring.clock.wall(), changed=1.0)
+    task = asyncio.create_task(ring.ring.run())
+    try:
+        deadline = asyncio.get_running_loop().time() + 5
+        while not await ring.refused(text):
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.005)
+    finally:
+        task.cancel()
+
+
+async def test_without_the_database_known_keys_go_on_and_unknown_ones_are_not_called_wrong() -> None:
+    ring = Ring()
+    known, other = ring.keys.make(), ring.keys.make()
+    await ring.ring.check(known)
+    ring.keys.down = True
+    task = asyncio.create_task(ring.ring.run())
+    try:
+        await until(lambda: ring.keys.asked >= 2)
+        assert not await ring.refused(known)
+        with pytest.raises(StoreUnavailable):
+            await ring.ring.check(other)
+        assert not task.done()
+    finally:
+        task.cancel()

@@ -1,0 +1,65 @@
+"""Keys at the HTTP surface."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from schemas.job import Tier
+from services.edge.tenant import tenant
+from tests.edge.fakes import MODEL, SECRET, Api
+
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def ask(api: Api, path: str, key: str | None = None, peer: str = "203.0.113.7", body: object = None) -> httpx.Response:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    transport = httpx.ASGITransport(api.app, client=(peer, 1234))
+    async with httpx.AsyncClient(transport=transport, base_url="http://edge", headers=headers) as client:
+        return await (client.get(path) if body is None else client.post(path, json=body))
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/nothing"])
+@pytest.mark.parametrize("key", [None, "wrong", "hr-" + "a" * 16 + "-" + "a" * 52])
+async def test_without_a_valid_key_nothing_is_reached(path: str, key: str | None) -> None:
+    api = Api()
+    response = await ask(api, path, key, body=CHAT)
+    assert response.status_code == 401
+    assert response.json()["error"] | {"message": ""} == {
+        "message": "",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "invalid_api_key",
+    }
+    assert response.headers["x-request-id"]
+    assert not api.jobs.handles
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+async def test_probes_need_none(path: str) -> None:
+    assert (await ask(Api(), path)).status_code == 200
+
+
+async def test_a_key_brings_its_tenant_and_tier() -> None:
+    api = Api()
+    key = api.keys.make(tenant="acme", tier=Tier.FREE)
+    assert (await ask(api, "/v1/chat/completions", key, body=CHAT)).status_code == 200
+    assert (api.jobs.draft.salt, api.jobs.draft.tier) == (tenant(SECRET, "acme").salt, Tier.FREE)
+
+
+async def test_models_that_are_not_the_keys() -> None:
+    api = Api()
+    key = api.keys.make(models=frozenset({"other"}))
+    refused = await ask(api, "/v1/chat/completions", key, body=CHAT)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (403, "model")
+    assert (await ask(api, "/v1/models", key)).json()["data"] == []
+    assert (await ask(api, f"/v1/models/{MODEL}", key)).status_code == 403
+    assert (await ask(api, "/v1/models", api.keys.make())).json()["data"][0]["id"] == MODEL
+
+
+async def test_without_the_database_an_unknown_key_waits() -> None:
+    api = Api()
+    key = api.keys.make()
+    api.keys.down = True
+    response = await ask(api, "/v1/models", key)
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")

@@ -91,10 +91,18 @@ class UnsupportedMediaType(InvalidRequest):
 
 
 class RateLimited(HeadraceError):
+    """The caller is over its share of requests."""
+
     status = 429
     type = "requests"
     code = "rate_limit_exceeded"
     retryable = True
+
+
+class TokensLimited(RateLimited):
+    """The caller is over its share of tokens."""
+
+    type = "tokens"
 
 
 class InternalError(HeadraceError):

@@ -13,6 +13,7 @@ _PLAIN = frozenset(string.ascii_letters + string.digits + "-_")
 JOBS_STREAM = "HR_JOBS"
 WORKERS_BUCKET = "HR_WORKERS"
 QUARANTINE_BUCKET = "HR_QUARANTINE"
+COUNTERS_STREAM = "HR_COUNTERS"
 
 
 def model_token(model: str) -> str:
@@ -114,6 +115,10 @@ class Subjects:
     # operators
     def admin(self, service: str, process: str, verb: str) -> str:
         return f"{self.prefix}.admin.{service}.{process}.{verb}"
+
+    # limits
+    def counter(self, kind: str, owner: str, window: str) -> str:
+        return f"{self.prefix}.counters.{kind}.{owner}.{window}"
 
     # callers that speak NATS
     def chat(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ import httpx
 from fastapi import FastAPI
 from msgspec.structs import replace as altered
 
-from schemas.errors import HeadraceError, StoreUnavailable
+from schemas.errors import BusUnavailable, HeadraceError, StoreUnavailable
 from schemas.job import Tier, unpack_ids
 from schemas.reply import FinishReason, Logprob
 from schemas.state import Capabilities, ModelCard
@@ -25,6 +26,7 @@ from services.edge.api.served import Served
 from services.edge.gate.door import Door
 from services.edge.gate.keyring import Keyring
 from services.edge.gate.keys import key_id, new_key
+from services.edge.gate.meter import Meter
 from services.edge.gate.records import KeyRecord
 from services.edge.jobs.draft import Delta, Draft
 from services.edge.jobs.handle import JobCancelled
@@ -186,6 +188,21 @@ class FakeJobs:
         return self.handles[-1].draft
 
 
+class FakeCounters:
+    """`services.bus.counters` in memory; `down`: JetStream cannot be reached."""
+
+    def __init__(self) -> None:
+        self.values: Counter[tuple[str, str, int]] = Counter()
+        self.down = False
+
+    async def __call__(self, kind: str, owner: str, window: int, amount: int) -> int:
+        await asyncio.sleep(0)
+        if self.down:
+            raise BusUnavailable("JetStream is down.")
+        self.values[kind, owner, window] += amount
+        return self.values[kind, owner, window]
+
+
 @dataclass
 class FakeKeys:
     """A `KeyStore` in memory; `down`: the database cannot be reached."""
@@ -229,7 +246,10 @@ class Api:
         self.metrics = Metrics.collecting("edge-test")
         text = TextModel(MODEL, tiny_tokenizer(), tiny_template(), GenerationDefaults())
         edge = EdgeSettings(**settings)
-        self.served = Served(edge, self.jobs, text, SystemClock(), Random(3), self.metrics, 1_700_000_000)
+        self.counters = FakeCounters()
+        self.served = Served(
+            edge, self.jobs, text, Meter(self.counters, SystemClock()), SystemClock(), Random(3), self.metrics, 1_700_000_000
+        )
         self.keys = FakeKeys()
         keyring = Keyring(self.keys, SECRET, SystemClock())
         door = Door(keyring, lambda name: tenant(SECRET, name), open_on_loopback=True)

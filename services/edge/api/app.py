@@ -28,7 +28,7 @@ _CLIENT_GONE = 499
 def create_app(served: Served, traffic: Traffic, door: Door, new_id: Callable[[], str]) -> FastAPI:
     """`new_id` names a request whose client did not."""
     app = FastAPI(title="Headrace", redoc_url=None, redirect_slashes=False)
-    app.add_middleware(Gate, traffic=traffic, door=door, new_id=new_id)
+    app.add_middleware(Gate, traffic=traffic, door=door, meter=served.meter, new_id=new_id)
     app.add_exception_handler(HeadraceError, _refused)
     app.add_exception_handler(HTTPException, _framework_refused)
     app.add_exception_handler(ClientGone, _nobody_there)

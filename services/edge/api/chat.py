@@ -24,8 +24,9 @@ from services.edge.api.parameters import refuse_unsupported
 from services.edge.api.request import ChatRequest, read_request, read_stops
 from services.edge.api.response_format import read_response_format
 from services.edge.api.served import Served
-from services.edge.api.start import draft, start, start_with_tools
+from services.edge.api.start import draft, reserve, start, start_with_tools
 from services.edge.api.tools import Tools, read_tools
+from services.edge.gate.meter import Reservation
 from services.edge.gate.records import Caller
 
 
@@ -35,6 +36,7 @@ class Begun:
 
     answer: AnyAnswer
     form: Form
+    reservation: Reservation
     model: str
     stream: bool
 
@@ -52,7 +54,7 @@ class ChatCompletions:
         begun = await self.begin(body, request.state.caller)
         exchange = Streamed if begun.stream else Whole
         measure = Measure(served.metrics, served.clock, begun.model, arrived)
-        return exchange(begun.answer, begun.form, request.state.request_id, self._pace, measure)
+        return exchange(begun.answer, begun.form, begun.reservation, request.state.request_id, self._pace, measure)
 
     async def begin(self, body: dict[str, Any], caller: Caller) -> Begun:
         """The same for every transport. Its answer has to be read, or cancelled. Raises `HeadraceError`."""
@@ -72,9 +74,10 @@ class ChatCompletions:
         ids = await served.text.encode(messages, tools.functions if tools else ())
         most = asked.max_completion_tokens or asked.max_tokens or settings.default_max_tokens
         job = draft(served, caller, asked, card, ids, most=most, grammar=grammar)
+        reservation = await reserve(served, caller, [job])
         answer = start_with_tools(served, job, stops, tools) if tools else start(served, job, stops)
         form = ChatForm(f"chatcmpl-{answer.id}", int(served.clock.wall()), asked.model, usage=asked.usage_streamed)
-        return Begun(answer, form, asked.model, bool(asked.stream))
+        return Begun(answer, form, reservation, asked.model, bool(asked.stream))
 
     def _calling(self, tools: Tools, content: Grammar | None, card: ModelCard) -> Grammar | None:
         """What makes calls keep to their schemas. An engine that can follow no grammar is not asked to: it calls as it likes."""

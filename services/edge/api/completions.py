@@ -22,7 +22,7 @@ from services.edge.api.request import CompletionRequest, read_request, read_stop
 from services.edge.api.response_format import read_response_format
 from services.edge.api.served import Served
 from services.edge.api.several import Several
-from services.edge.api.start import draft, start, write_prompt
+from services.edge.api.start import draft, reserve, start, write_prompt
 from services.edge.jobs.draft import Draft
 
 _DEFAULT_MAX_TOKENS = 16
@@ -53,13 +53,14 @@ class Completions:
         self._must_be_few(jobs)
         echoes = self._echoes(prompts, jobs) if asked.echo else {}
         writers = [self._writer(asked, job, echoes.get(at * job.n, "")) for at, job in enumerate(jobs)]
+        reservation = await reserve(served, caller, jobs)
         answer = Several([start(served, job, stops, writer) for job, writer in zip(jobs, writers, strict=True)], n=jobs[0].n)
         form = CompletionForm(
             f"cmpl-{answer.id}", int(served.clock.wall()), asked.model, usage=asked.usage_streamed, echoes=echoes
         )
         exchange = Streamed if asked.stream else Whole
         measure = Measure(served.metrics, served.clock, asked.model, arrived)
-        return exchange(answer, form, request.state.request_id, self._pace, measure)
+        return exchange(answer, form, reservation, request.state.request_id, self._pace, measure)
 
     async def _ids(self, prompt: Prompt) -> Sequence[int]:
         ids = await self._served.text.encode_text(prompt) if isinstance(prompt, str) else prompt

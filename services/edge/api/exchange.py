@@ -18,6 +18,7 @@ from services.edge.api.errors import error_response, internal_error
 from services.edge.api.form import DONE, KEEP_ALIVE, Form, Said
 from services.edge.api.measure import Measure
 from services.edge.api.watch import Gone, Writer, watched
+from services.edge.gate.meter import Reservation
 from services.edge.jobs.handle import JobCancelled
 
 _log = logging.getLogger("headrace.edge")
@@ -39,10 +40,13 @@ class Pace:
 class Exchange(Response):
     """An ASGI response that computes while it is sent."""
 
-    def __init__(self, answer: AnyAnswer, form: Form, request_id: str, pace: Pace, measure: Measure) -> None:
+    def __init__(
+        self, answer: AnyAnswer, form: Form, reservation: Reservation, request_id: str, pace: Pace, measure: Measure
+    ) -> None:
         super().__init__()
         self._answer = answer
         self._form = form
+        self._reservation = reservation
         self._request_id = request_id
         self._pace = pace
         self._measure = measure
@@ -59,6 +63,7 @@ class Exchange(Response):
         """Nobody reads any more."""
         usage = self._answer.usage
         self._measure.end(outcome, usage.prompt_tokens, usage.completion_tokens)
+        self._reservation.settle(usage.prompt_tokens + usage.completion_tokens)
         self._answer.cancel()
 
     async def work(self, writer: Writer) -> None:
@@ -79,6 +84,8 @@ class Exchange(Response):
 
     async def _fail(self, writer: Writer, error: HeadraceError) -> None:
         self._measure.failed(error)
+        if not self._answer.usage.completion_tokens:
+            self._reservation.undo()
         if writer.started:
             await writer.body(self._form.error(error) + DONE, more=False)
             return

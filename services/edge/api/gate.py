@@ -15,7 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from schemas.errors import HeadraceError, Unavailable
 from services.edge.api.errors import error_response, internal_error
+from services.edge.api.rates import rate_headers
 from services.edge.gate.door import Door
+from services.edge.gate.meter import Meter
 from services.telemetry.logs import fields
 
 _log = logging.getLogger("headrace.edge")
@@ -52,10 +54,11 @@ class Traffic:
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, traffic: Traffic, door: Door, new_id: Callable[[], str]) -> None:
+    def __init__(self, app: ASGIApp, traffic: Traffic, door: Door, meter: Meter, new_id: Callable[[], str]) -> None:
         self._app = app
         self._traffic = traffic
         self._door = door
+        self._meter = meter
         self._new_id = new_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,7 +74,7 @@ class Gate:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message["headers"], header]
+                message["headers"] = [*message["headers"], header, *self._rates(scope)]
             await send(message)
 
         self._traffic.enter()
@@ -94,6 +97,10 @@ class Gate:
             raise Unavailable("The server takes no new requests now.", retry_after=1.0)
         peer = scope.get("client")
         scope["state"]["caller"] = await self._door.enter(dict(scope["headers"]), peer[0] if peer else None)
+
+    def _rates(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        caller = scope["state"].get("caller")
+        return rate_headers(self._meter, caller) if caller is not None else []
 
     def _request_id(self, scope: Scope) -> str:
         for name, value in scope["headers"]:

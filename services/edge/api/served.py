@@ -9,6 +9,7 @@ from schemas.errors import BusUnavailable, ModelNotFound, PermissionDenied, Unav
 from schemas.state import ModelCard
 from services.clock import Clock
 from services.edge.api.ports import Jobs, TextModel
+from services.edge.gate.meter import Meter
 from services.edge.gate.records import Caller
 from services.settings import EdgeSettings
 from services.telemetry.metrics import Metrics
@@ -21,6 +22,7 @@ class Served:
     settings: EdgeSettings
     jobs: Jobs
     text: TextModel
+    meter: Meter
     clock: Clock
     random: Random
     metrics: Metrics

@@ -14,6 +14,7 @@ from services.edge.api.prompt_logprobs import Echo, PromptWriter
 from services.edge.api.request import GenerationRequest
 from services.edge.api.served import Served
 from services.edge.api.tools import Tools
+from services.edge.gate.meter import Reservation
 from services.edge.gate.records import Caller
 from services.edge.jobs.draft import Draft, Limits
 
@@ -46,6 +47,12 @@ def draft(
         tier=caller.tier,
         n=choices(asked, limit, settings, card.kv_tokens - len(ids) if card.kv_tokens else None),
     )
+
+
+async def reserve(served: Served, caller: Caller, jobs: Sequence[Draft]) -> Reservation:
+    """Of the caller's limits, what the jobs of one request may use. Raises `InvalidRequest`, `RateLimited`, `Unavailable`."""
+    prompt = sum(job.prompt_tokens for job in jobs)
+    return await served.meter.admit(caller, prompt, sum(job.n * job.sampling.max_tokens for job in jobs))
 
 
 def start(served: Served, job: Draft, stops: tuple[str, ...], prompt: PromptWriter | None = None) -> Answer:

@@ -40,7 +40,7 @@ class Door:
         if len(shown) > _LONGEST:
             raise InvalidApiKey("The API key is not valid.")
         record = await self._keyring.check(shown)
-        return Caller(self._whose(record.tenant), record.tier, record.id, record.models)
+        return Caller(self._whose(record.tenant), record.tier, record.id, record.models, record.limits, record.tenant_limits)
 
 
 def _shown(headers: Mapping[bytes, bytes]) -> str:

@@ -1,8 +1,8 @@
 """The keys that an edge knows: all that were shown to it lately, kept up with the database.
 
-Owns the cache. Invariants: a key that is revoked anywhere is refused here within `REFRESH_S` and the time of one query; a key that
-is not known here is looked up once, not on every request; without the database the known keys go on, and an unknown one is
-neither accepted nor called wrong.
+Owns the cache. Invariants: a key that is revoked anywhere is refused here within `REFRESH_S` and the time of one query; a key
+that is not known here is looked up once, not on every request; without the database the known keys go on, and an unknown one
+is neither accepted nor called wrong.
 """
 
 from __future__ import annotations

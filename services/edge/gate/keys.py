@@ -1,7 +1,7 @@
 """API keys: how they look, and what is kept of them. Pure functions.
 
-A key is `hr-<id>-<secret>`. The id finds its row and may be shown; the secret is 256 random bits. Invariant: only a keyed digest of
-the whole key is ever stored, and it is compared in constant time, so that neither a stolen table nor timing opens a door.
+A key is `hr-<id>-<secret>`. The id finds its row and may be shown; the secret is 256 random bits. Invariant: only a keyed digest
+of the whole key is ever stored, and it is compared in constant time, so that neither a stolen table nor timing opens a door.
 """
 
 from __future__ import annotations

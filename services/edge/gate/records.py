@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schemas.job import Tier
+from services.edge.gate.limits import NONE, Limits
 from services.edge.tenant import Tenant
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """`models` None = all. `expires`, `revoked`: None = never. `changed` grows with every change of the row."""
+    """`models` None = all. `expires`, `revoked`: None = never. `changed` grows with every change of the key and of its tenant."""
 
     id: str
     digest: bytes
@@ -22,6 +23,8 @@ class KeyRecord:
     expires: float | None = None
     revoked: float | None = None
     changed: float = 0.0
+    limits: Limits = NONE
+    tenant_limits: Limits = NONE
 
     def valid(self, now: float) -> bool:
         return self.revoked is None and (self.expires is None or now < self.expires)
@@ -35,6 +38,8 @@ class Caller:
     tier: Tier
     key: str = ""
     models: frozenset[str] | None = None
+    limits: Limits = NONE
+    tenant_limits: Limits = NONE
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models

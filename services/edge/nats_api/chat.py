@@ -76,7 +76,9 @@ class NatsChat:
         cancel = self._subjects.chat_cancel(f"{self._random.getrandbits(128):032x}")
         watch = self._watches[cancel] = self._presence.watch(origin)
         writer = NatsWriter(self._bus, reply, cancel, watch, stream=begun.stream)
-        exchange = (Streamed if begun.stream else Whole)(begun.answer, begun.form, begun.answer.id, self._pace, measure)
+        exchange = (Streamed if begun.stream else Whole)(
+            begun.answer, begun.form, begun.reservation, begun.answer.id, self._pace, measure
+        )
         work = asyncio.ensure_future(exchange.work(writer))
         gone = asyncio.ensure_future(watch.gone.wait())
         try:

@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import sqlalchemy as sa
+from services.edge.store.database import Database, database_time
+from services.edge.store.tables import api_keys as keys
 
 from schemas.job import Tier
 from services.edge.gate.records import KeyRecord
-from services.edge.store.database import Database, database_time
-from services.edge.store.tables import api_keys as keys
 
 
 class SqlKeyStore:
@@ -61,7 +61,7 @@ class SqlKeyStore:
         return await self._select(query if tenant is None else query.where(keys.c.tenant == tenant))
 
     async def end(self, key: str, after_s: float = 0.0) -> KeyRecord | None:
-        """The key is revoked, now or after so many seconds; a key that ended before stays as it is. None: there is no such key."""
+        """The key ends, now or after so many seconds; one that ended before stays as it is. None: there is no such key."""
         now = database_time()
         change = {"revoked": now} if after_s == 0.0 else {"expires": now + after_s}
         longer = sa.or_(keys.c.expires.is_(None), keys.c.expires > now + after_s)

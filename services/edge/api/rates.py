@@ -1,0 +1,27 @@
+"""`x-ratelimit-*`: how much of a caller's limits is left, on every answer to a caller that has limits.
+
+Source: the OpenAI API reference, "Rate limits", headers. `remaining` is what this edge can grant at once: never more than there
+is.
+"""
+
+from __future__ import annotations
+
+from services.edge.gate.meter import REQUESTS, TOKENS, Meter
+from services.edge.gate.records import Caller
+
+Header = tuple[bytes, bytes]
+
+
+def rate_headers(meter: Meter, caller: Caller) -> list[Header]:
+    headers = []
+    for kind in (REQUESTS, TOKENS):
+        left = meter.left(caller, kind)
+        if left is not None:
+            values = {"limit": str(left.limit), "remaining": str(left.remaining), "reset": duration(left.reset_s)}
+            headers += [(f"x-ratelimit-{name}-{kind}".encode(), value.encode()) for name, value in values.items()]
+    return headers
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI spells it: `12ms`, `1.5s`, `59s`."""
+    return f"{round(seconds * 1000)}ms" if seconds < 1 else f"{round(seconds, 1):g}s"

@@ -1,0 +1,160 @@
+"""One limit a minute, shared by any number of edges: how much of it this edge may still give out.
+
+Edges share a counter for each window. An edge adds to it what it wants; of what it added, the part that lies below the limit is
+its own: its *allotment*, spent without asking anybody, void when the window ends. What it did not get, or does not need, it
+takes off again. Invariants: what all edges together give out in a window never passes the limit, whatever is lost or comes late;
+what stays unspent in other edges' hands is at most two slices each. A request waits for the counter only when the allotment
+is used up, and then `patience` seconds at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
+
+from schemas.errors import BusUnavailable
+from services.clock import Clock
+
+SLICES = 32
+"""The parts that a limit is taken in, when more than what is needed at once is taken."""
+PATIENCE_S = 0.05
+_DOWN_S = 0.25
+_SPENT_S = 1.0
+"""How long a limit that was used up is believed to be: others may give back."""
+
+
+class Counter(Protocol):
+    """What all edges add to, one number a window."""
+
+    async def __call__(self, window: int, amount: int) -> int:
+        """The window's number with `amount` in it. Raises `BusUnavailable`: it may have been added all the same."""
+        ...
+
+
+class Verdict(Enum):
+    GRANTED = auto()
+    SPENT = auto()
+    """The limit of this window is used up."""
+    UNKNOWN = auto()
+    """The counter cannot be asked now."""
+
+
+@dataclass(slots=True)
+class _Window:
+    number: int
+    held: int = 0
+    granted: int = 0
+    spent_until: float = 0.0
+    """Until then the counter is not asked: nothing was left."""
+
+
+class Allotment:
+    """`limit`: in a window of `window_s` seconds."""
+
+    def __init__(self, counter: Counter, clock: Clock, limit: int, window_s: float = 60.0) -> None:
+        self._counter = counter
+        self._clock = clock
+        self._window_s = window_s
+        self._slice = max(1, limit // SLICES)
+        self._window = _Window(0)
+        self._wanted = 0
+        self._asking: asyncio.Task[None] | None = None
+        self._down_until = 0.0
+        self.limit = limit
+
+    @property
+    def remaining(self) -> int:
+        """What this edge can give out at once. Others may hold more."""
+        return self._current().held
+
+    @property
+    def down(self) -> bool:
+        """Whether the counter could not be asked a moment ago."""
+        return self._clock.monotonic() < self._down_until
+
+    def resets_in(self) -> float:
+        """Seconds to the end of the window."""
+        return self._window_s - self._clock.wall() % self._window_s
+
+    async def take(self, amount: int, patience: float = PATIENCE_S) -> Verdict:
+        """`amount` of the limit, all or nothing."""
+        deadline = self._clock.monotonic() + patience
+        while True:
+            window = self._current()
+            if window.held >= amount:
+                window.held -= amount
+                if window.held < self._slice and self._may_ask(window):
+                    self._ask(0)
+                return Verdict.GRANTED
+            now = self._clock.monotonic()
+            if now < window.spent_until or amount > self.limit:
+                self._return_surplus(window)
+                return Verdict.SPENT
+            if now >= deadline or self.down:
+                return Verdict.UNKNOWN
+            self._ask(amount)
+            assert self._asking is not None
+            await asyncio.wait({self._asking}, timeout=deadline - now)
+
+    def give_back(self, amount: int, taken_in: int) -> None:
+        """Of what was taken in window `taken_in`; it is void when that window is over."""
+        window = self._current()
+        if window.number == taken_in:
+            window.held += amount
+
+    @property
+    def window(self) -> int:
+        return self._current().number
+
+    def _current(self) -> _Window:
+        number = int(self._clock.wall() // self._window_s)
+        if number != self._window.number:
+            self._window = _Window(number)
+        return self._window
+
+    def _may_ask(self, window: _Window) -> bool:
+        return self._clock.monotonic() >= max(window.spent_until, self._down_until)
+
+    def _ask(self, amount: int) -> None:
+        """One question at a time; what others want meanwhile goes with the next one."""
+        self._wanted += amount
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.get_running_loop().create_task(self._take_more())
+
+    async def _take_more(self) -> None:
+        window, wanted = self._current(), self._wanted + self._slice
+        self._wanted = 0
+        value = await self._add(window, wanted)
+        if value is None:
+            return
+        before = value - wanted
+        if before < window.granted:  # the counter was lost and begins anew: what we took goes back onto it
+            await self._add(window, window.granted - before)
+            before = self.limit
+        granted = min(wanted, max(0, self.limit - before))
+        window.granted += granted
+        window.held += granted
+        if granted < wanted:
+            window.spent_until = self._clock.monotonic() + _SPENT_S
+            await self._add(window, granted - wanted)
+
+    def _return_surplus(self, window: _Window) -> None:
+        """What was taken for a request that is too large, and that others may use."""
+        surplus = window.held - self._slice
+        if surplus > 0 and (self._asking is None or self._asking.done()):
+            window.held -= surplus
+            window.granted -= surplus
+            self._asking = asyncio.get_running_loop().create_task(self._give(window, surplus))
+
+    async def _give(self, window: _Window, amount: int) -> None:
+        await self._add(window, -amount)
+
+    async def _add(self, window: _Window, amount: int) -> int | None:
+        """The counter's new value, None when it cannot be asked."""
+        try:
+            return await self._counter(window.number, amount)
+        except BusUnavailable:
+            self._down_until = self._clock.monotonic() + _DOWN_S
+            return None

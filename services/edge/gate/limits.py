@@ -1,0 +1,21 @@
+"""What one key, or one tenant, may use in a minute, and how large one request may be. Values only."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
+    """None = no limit. Tokens are those of prompt and answer together; `prompt_tokens` and `output_tokens` are of one request."""
+
+    requests_per_minute: Count | None = None
+    tokens_per_minute: Count | None = None
+    prompt_tokens: Count | None = None
+    output_tokens: Count | None = None
+
+
+NONE = Limits()

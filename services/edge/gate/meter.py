@@ -1,0 +1,144 @@
+"""Whether a request may run now, by the limits of its key and of its tenant; and what it used, once it has ended.
+
+A request reserves itself and its largest possible use, in every limit that it falls under, or in none of them; what it did not
+use comes back. Invariants: a reservation is settled once; no limit is passed, over any number of edges; only a limit that is used
+up makes a 429, a counter that cannot be asked makes a 503.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from schemas.errors import InvalidRequest, RateLimited, TokensLimited, Unavailable
+from schemas.job import Tier
+from services.clock import Clock
+from services.edge.gate.allotment import Allotment, Verdict
+from services.edge.gate.limits import NONE, Limits
+from services.edge.gate.records import Caller
+
+REQUESTS, TOKENS = "requests", "tokens"
+_OVER = {REQUESTS: RateLimited, TOKENS: TokensLimited}
+_MOST_KEPT = 10_000
+
+Add = Callable[[str, str, int, int], Awaitable[int]]
+"""(kind, owner, window, amount) → the counter's new value; see `services.bus.counters`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    allotment: Allotment
+    window: int
+    amount: int
+
+
+@dataclass(slots=True)
+class Reservation:
+    """What a request holds until it has ended."""
+
+    requests: list[Taken] = field(default_factory=list)
+    tokens: list[Taken] = field(default_factory=list)
+
+    def settle(self, used_tokens: int) -> None:
+        """The request has ended. Safe to call twice: the first counts."""
+        taken, self.tokens = self.tokens, []
+        self.requests = []
+        for one in taken:
+            one.allotment.give_back(one.amount - min(used_tokens, one.amount), one.window)
+
+    def undo(self) -> None:
+        """The request never ran."""
+        for one in (*self.requests, *self.tokens):
+            one.allotment.give_back(one.amount, one.window)
+        self.requests, self.tokens = [], []
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Of one limit, as the headers tell it: the narrowest that the caller falls under. `reset_s`: seconds."""
+
+    limit: int
+    remaining: int
+    reset_s: float
+
+
+class Meter:
+    """The allotments of one edge."""
+
+    def __init__(self, add: Add, clock: Clock) -> None:
+        self._add = add
+        self._clock = clock
+        self._allotments: OrderedDict[tuple[str, str, int], Allotment] = OrderedDict()
+
+    async def admit(self, caller: Caller, prompt_tokens: int, output_tokens: int) -> Reservation:
+        """`output_tokens`: of all choices together, at most. Raises `InvalidRequest`, `RateLimited`, `Unavailable`."""
+        for limits in (caller.limits, caller.tenant_limits):
+            _must_fit(limits, prompt_tokens, output_tokens)
+        reservation = Reservation()
+        try:
+            for allotment in self._of(caller, REQUESTS):
+                reservation.requests.append(await self._take(allotment, 1, caller.tier, REQUESTS))
+            for allotment in self._of(caller, TOKENS):
+                reservation.tokens.append(await self._take(allotment, prompt_tokens + output_tokens, caller.tier, TOKENS))
+        except BaseException:
+            reservation.undo()
+            raise
+        return reservation
+
+    def left(self, caller: Caller, kind: str) -> Left | None:
+        """None where the caller has no such limit."""
+        found = [Left(one.limit, one.remaining, one.resets_in()) for one in self._of(caller, kind)]
+        return min(found, key=lambda one: one.remaining, default=None)
+
+    async def _take(self, allotment: Allotment, amount: int, tier: Tier, kind: str) -> Taken:
+        window = allotment.window
+        if tier is Tier.FREE and allotment.down:
+            raise Unavailable("The limits cannot be checked now.", retry_after=1.0)
+        match await allotment.take(amount):
+            case Verdict.GRANTED:
+                return Taken(allotment, window, amount)
+            case Verdict.SPENT:
+                text = f"Rate limit reached: {allotment.limit} {kind} per minute."
+                raise _OVER[kind](text, retry_after=allotment.resets_in())
+            case Verdict.UNKNOWN:
+                raise Unavailable("The limits cannot be checked now.", retry_after=1.0)
+
+    def _of(self, caller: Caller, kind: str) -> list[Allotment]:
+        """Of the key and of the tenant, where there is a limit."""
+        owners = ((f"key-{caller.key}", caller.limits), (f"tenant-{caller.tenant.name}", caller.tenant_limits))
+        named = ((owner, _limit(limits, kind)) for owner, limits in owners)
+        return [self._allotment(kind, owner, limit) for owner, limit in named if limit is not None]
+
+    def _allotment(self, kind: str, owner: str, limit: int) -> Allotment:
+        name = (kind, owner, limit)
+        found = self._allotments.get(name)
+        if found is None:
+
+            async def add(window: int, amount: int) -> int:
+                return await self._add(kind, owner, window, amount)
+
+            found = self._allotments[name] = Allotment(add, self._clock, limit)
+            if len(self._allotments) > _MOST_KEPT:
+                self._allotments.popitem(last=False)
+        self._allotments.move_to_end(name)
+        return found
+
+
+def _limit(limits: Limits, kind: str) -> int | None:
+    return limits.requests_per_minute if kind == REQUESTS else limits.tokens_per_minute
+
+
+def _must_fit(limits: Limits, prompt_tokens: int, output_tokens: int) -> None:
+    """A request that can never run is told so, or its caller would try for ever. Raises `InvalidRequest`."""
+    if limits is NONE:
+        return
+    if limits.prompt_tokens is not None and prompt_tokens > limits.prompt_tokens:
+        raise InvalidRequest(f"Your prompt is {prompt_tokens} tokens; {limits.prompt_tokens} are allowed.", param="messages")
+    if limits.output_tokens is not None and output_tokens > limits.output_tokens:
+        text = f"Up to {output_tokens} tokens were asked for; {limits.output_tokens} are allowed."
+        raise InvalidRequest(text, param="max_tokens")
+    most = limits.tokens_per_minute
+    if most is not None and prompt_tokens + output_tokens > most:
+        text = f"This request may use {prompt_tokens + output_tokens} tokens, more than the {most} of a whole minute."
+        raise InvalidRequest(text, param="max_tokens")

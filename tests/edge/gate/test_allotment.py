@@ -1,0 +1,152 @@
+"""Limits that several edges share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter as Count
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.errors import BusUnavailable
+from services.clock import ManualClock
+from services.edge.gate.allotment import SLICES, Allotment, Verdict
+
+
+class FakeCounter:
+    """A counter that answers after a few turns of the loop, loses some answers, and may be down."""
+
+    def __init__(self, seed: int = 0, lost: float = 0.0) -> None:
+        self.values: Count[int] = Count()
+        self.down = False
+        self.asked = 0
+        self._random = Random(seed)
+        self._lost = lost
+
+    async def __call__(self, window: int, amount: int) -> int:
+        self.asked += 1
+        for _ in range(self._random.randrange(4)):
+            await asyncio.sleep(0)
+        if self.down:
+            raise BusUnavailable("down")
+        self.values[window] += amount
+        value = self.values[window]
+        for _ in range(self._random.randrange(4)):
+            await asyncio.sleep(0)
+        if self._random.random() < self._lost:
+            raise BusUnavailable("lost")
+        return value
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    edges=st.integers(1, 5),
+    limit=st.integers(1, 400),
+    amounts=st.lists(st.integers(1, 60), max_size=80),
+)
+@settings(max_examples=60, deadline=None)
+def test_never_more_than_the_limit_and_little_less(seed: int, edges: int, limit: int, amounts: list[int]) -> None:
+    async def run() -> None:
+        counter, clock, random = FakeCounter(seed), ManualClock(), Random(seed)
+        allotments = [Allotment(counter, clock, limit) for _ in range(edges)]
+        asked = [(random.choice(allotments), amount) for amount in amounts]
+        verdicts = await asyncio.gather(*(allotment.take(amount, 5.0) for allotment, amount in asked))
+        granted = sum(amount for (_, amount), verdict in zip(asked, verdicts, strict=True) if verdict is Verdict.GRANTED)
+        assert granted <= limit
+        refused = [amount for (_, amount), verdict in zip(asked, verdicts, strict=True) if verdict is not Verdict.GRANTED]
+        if refused and max(amounts) == 1:
+            assert granted >= limit - 2 * edges * max(1, limit // SLICES)
+
+    asyncio.run(run())
+
+
+async def test_five_hundred_at_once_over_three_edges() -> None:
+    counter, clock = FakeCounter(1), ManualClock()
+    edges = [Allotment(counter, clock, 100) for _ in range(3)]
+    verdicts = await asyncio.gather(*(edges[number % 3].take(1) for number in range(500)))
+    granted = verdicts.count(Verdict.GRANTED)
+    assert 100 - 3 * 2 * (100 // SLICES) <= granted <= 100
+
+
+async def test_a_request_does_not_wait_while_there_is_an_allotment() -> None:
+    counter = FakeCounter()
+    allotment = Allotment(counter, ManualClock(), 3200)
+    assert await allotment.take(1) is Verdict.GRANTED
+    asked = counter.asked
+    for _ in range(20):
+        assert await allotment.take(1) is Verdict.GRANTED
+    assert counter.asked == asked
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_lost_answers_cost_admissions_and_never_admit(seed: int) -> None:
+    counter, clock = FakeCounter(seed, lost=0.3), ManualClock()
+    edges = [Allotment(counter, clock, 100) for _ in range(3)]
+    granted = 0
+    for number in range(300):
+        granted += await edges[number % 3].take(1) is Verdict.GRANTED
+        clock.advance(0.1)
+    assert 0 < granted <= 100
+
+
+async def test_the_next_window_is_new() -> None:
+    allotment = Allotment(FakeCounter(), clock := ManualClock(), 2)
+    taken = [await allotment.take(1) for _ in range(3)]
+    assert taken == [Verdict.GRANTED, Verdict.GRANTED, Verdict.SPENT]
+    clock.advance(allotment.resets_in() + 0.001)
+    assert await allotment.take(1) is Verdict.GRANTED
+
+
+async def test_what_is_given_back_can_be_taken_again_in_its_window_only() -> None:
+    allotment = Allotment(FakeCounter(), clock := ManualClock(), 10)
+    assert await allotment.take(10) is Verdict.GRANTED
+    first = allotment.window
+    assert await allotment.take(4) is Verdict.SPENT
+    allotment.give_back(4, first)
+    assert await allotment.take(4) is Verdict.GRANTED
+    clock.advance(61)
+    allotment.give_back(100, first)
+    assert await allotment.take(11) is not Verdict.GRANTED
+
+
+async def test_a_counter_that_was_lost_gets_back_what_was_taken() -> None:
+    counter, clock = FakeCounter(), ManualClock()
+    edges = [Allotment(counter, clock, 100) for _ in range(2)]
+    granted = 0
+    for number in range(400):
+        granted += await edges[number % 2].take(1) is Verdict.GRANTED
+        if number == 60:
+            counter.values.clear()
+        clock.advance(0.05)
+    assert granted <= 100 + max(1, 100 // SLICES)
+
+
+async def test_without_the_counter_what_is_held_is_spent_and_then_nothing_is_known() -> None:
+    counter = FakeCounter()
+    allotment = Allotment(counter, clock := ManualClock(), 64)
+    assert await allotment.take(1) is Verdict.GRANTED
+    held = allotment.remaining
+    counter.down = True
+    verdicts = [await allotment.take(1) for _ in range(held + 3)]
+    assert verdicts == [Verdict.GRANTED] * held + [Verdict.UNKNOWN] * 3
+    counter.down = False
+    clock.advance(1.0)
+    assert await allotment.take(1) is Verdict.GRANTED
+
+
+async def test_a_request_too_large_for_what_is_left_takes_nothing_from_others() -> None:
+    counter, clock = FakeCounter(), ManualClock()
+    one, other = (Allotment(counter, clock, 1000) for _ in range(2))
+    assert await one.take(600) is Verdict.GRANTED
+    assert await other.take(500) is Verdict.SPENT
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert counter.values[one.window] <= 600 + 3 * (1000 // SLICES)
+    clock.advance(1.1)
+    assert await one.take(300) is Verdict.GRANTED
+
+
+async def test_more_than_the_limit_is_never_granted() -> None:
+    assert await Allotment(FakeCounter(), ManualClock(), 10).take(11) is Verdict.SPENT

@@ -1,0 +1,147 @@
+"""Reservations: all limits of a request or none, settled once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from schemas.errors import HeadraceError, InvalidRequest, RateLimited, TokensLimited, Unavailable
+from schemas.job import Tier
+from services.clock import ManualClock
+from services.edge.gate.limits import NONE, Limits
+from services.edge.gate.meter import REQUESTS, TOKENS, Meter
+from services.edge.gate.records import Caller
+from services.edge.tenant import tenant
+from tests.edge.fakes import SECRET, FakeCounters
+
+
+def caller(limits: Limits = NONE, tenant_limits: Limits = NONE, *, tier: Tier = Tier.PAID, key: str = "k") -> Caller:
+    return Caller(tenant(SECRET, "acme"), tier, key, None, limits, tenant_limits)
+
+
+class Edges:
+    """Several edges over one counter stream."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.clock = ManualClock()
+        self.counters = FakeCounters()
+        self.meters = [Meter(self.counters, self.clock) for _ in range(count)]
+        self.meter = self.meters[0]
+
+    async def refusal(self, who: Caller, prompt: int = 1, output: int = 1) -> type[HeadraceError] | None:
+        try:
+            await self.meter.admit(who, prompt, output)
+        except HeadraceError as error:
+            return type(error)
+        return None
+
+
+async def test_without_limits_nothing_is_counted() -> None:
+    edges = Edges()
+    (await edges.meter.admit(caller(), 10**6, 10**6)).settle(5)
+    assert not edges.counters.values
+
+
+async def test_requests_of_a_key_and_of_its_tenant() -> None:
+    edges = Edges()
+    two, five = Limits(requests_per_minute=2), Limits(requests_per_minute=5)
+    assert [await edges.refusal(caller(two, five)) for _ in range(3)] == [None, None, RateLimited]
+    assert [await edges.refusal(caller(NONE, five, key="other")) for _ in range(4)] == [None, None, None, RateLimited]
+    edges.clock.advance(61)
+    assert await edges.refusal(caller(two, five)) is None
+
+
+async def test_the_refusal_says_when_to_come_back() -> None:
+    edges = Edges()
+    who = caller(Limits(requests_per_minute=1))
+    await edges.meter.admit(who, 1, 1)
+    with pytest.raises(RateLimited) as refused:
+        await edges.meter.admit(who, 1, 1)
+    assert refused.value.retry_after == pytest.approx(60 - edges.clock.wall() % 60)
+
+
+async def test_tokens_are_reserved_whole_and_come_back_unused() -> None:
+    edges = Edges()
+    who = caller(Limits(tokens_per_minute=100))
+    reservation = await edges.meter.admit(who, 20, 70)
+    assert await edges.refusal(who, 10, 10) is TokensLimited
+    reservation.settle(30)
+    reservation.settle(0)
+    edges.clock.advance(1.1)  # what was believed to be spent is asked for again
+    assert await edges.refusal(who, 20, 50) is None
+    edges.clock.advance(1.1)
+    assert await edges.refusal(who, 1, 0) is TokensLimited
+
+
+async def test_a_refused_request_takes_from_no_limit() -> None:
+    edges = Edges()
+    who = caller(Limits(requests_per_minute=3), Limits(tokens_per_minute=10))
+    for _ in range(5):
+        assert await edges.refusal(who, 20, 0) in (TokensLimited, InvalidRequest)
+    assert [await edges.refusal(who, 1, 1) for _ in range(3)] == [None] * 3
+
+
+async def test_a_request_that_never_ran_gives_everything_back() -> None:
+    edges = Edges()
+    who = caller(Limits(requests_per_minute=1, tokens_per_minute=100))
+    (await edges.meter.admit(who, 50, 50)).undo()
+    assert await edges.refusal(who, 50, 50) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "param"),
+    [
+        (Limits(prompt_tokens=10), "messages"),
+        (Limits(output_tokens=10), "max_tokens"),
+        (Limits(tokens_per_minute=20), "max_tokens"),
+    ],
+)
+async def test_what_can_never_fit_is_no_429(limits: Limits, param: str) -> None:
+    for who in (caller(limits), caller(NONE, limits)):
+        with pytest.raises(InvalidRequest) as refused:
+            await Edges().meter.admit(who, 11, 11)
+        assert refused.value.param == param
+        await Edges().meter.admit(who, 10, 10)
+
+
+async def test_counters_down() -> None:
+    """Who pays spends what this edge holds, then hears that nobody knows; who does not hears it at once."""
+    edges = Edges()
+    limits = Limits(requests_per_minute=64)
+    paid, free = caller(limits), caller(limits, tier=Tier.FREE, key="free")
+    assert [await edges.refusal(who) for who in (paid, free)] == [None, None]
+    edges.counters.down = True
+    left = edges.meter.left(paid, REQUESTS)
+    assert left is not None
+    assert [await edges.refusal(paid) for _ in range(left.remaining + 1)] == [None] * left.remaining + [Unavailable]
+    assert await edges.refusal(free) is None  # the counter is asked for more, behind its back
+    await asyncio.sleep(0.01)
+    held = edges.meter.left(free, REQUESTS)
+    assert held is not None
+    assert held.remaining > 0
+    assert await edges.refusal(free) is Unavailable
+
+
+async def test_over_three_edges_never_more() -> None:
+    edges = Edges(3)
+    who = caller(Limits(requests_per_minute=100, tokens_per_minute=5000))
+
+    async def one(number: int) -> bool:
+        try:
+            await edges.meters[number % 3].admit(who, 20, 20)
+        except RateLimited:
+            return False
+        return True
+
+    assert 80 <= sum(await asyncio.gather(*map(one, range(500)))) <= 100
+
+
+async def test_what_is_left_is_the_narrowest() -> None:
+    edges = Edges()
+    who = caller(Limits(requests_per_minute=640), Limits(requests_per_minute=64))
+    await edges.meter.admit(who, 1, 1)
+    left = edges.meter.left(who, REQUESTS)
+    assert left is not None
+    assert left.limit == 64
+    assert edges.meter.left(who, TOKENS) is None

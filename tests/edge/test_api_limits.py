@@ -1,0 +1,71 @@
+"""Limits at the HTTP surface: statuses, headers, and what is given back."""
+
+from __future__ import annotations
+
+import re
+
+from schemas.errors import Overloaded
+from services.edge.gate.limits import Limits
+from tests.edge.fakes import Api, Script, says
+from tests.edge.test_api_keys import CHAT, ask
+
+PATH = "/v1/chat/completions"
+
+
+async def test_over_the_limit() -> None:
+    api = Api()
+    key = api.keys.make(limits=Limits(requests_per_minute=2))
+    assert [(await ask(api, PATH, key, body=CHAT)).status_code for _ in range(2)] == [200, 200]
+    refused = await ask(api, PATH, key, body=CHAT)
+    assert refused.status_code == 429
+    error = refused.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == ("requests", "rate_limit_exceeded", None)
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+async def test_headers_on_every_answer_streams_included() -> None:
+    api = Api()
+    key = api.keys.make(limits=Limits(requests_per_minute=100), tenant_limits=Limits(tokens_per_minute=5000))
+    for answer in (
+        await ask(api, PATH, key, body=CHAT | {"max_tokens": 10}),
+        await ask(api, PATH, key, body=CHAT | {"stream": True, "max_tokens": 10}),
+        await ask(api, PATH, key, body=CHAT | {"temperature": 9}),
+        await ask(api, "/v1/models", key),
+        await ask(api, "/v1/nothing", key),
+    ):
+        assert answer.headers["x-ratelimit-limit-requests"] == "100"
+        assert answer.headers["x-ratelimit-limit-tokens"] == "5000"
+        assert answer.headers["x-ratelimit-remaining-requests"].isdigit()
+        assert re.fullmatch(r"\d+ms|\d+(\.\d)?s", answer.headers["x-ratelimit-reset-tokens"])
+
+
+async def test_tokens_settle_to_what_was_used() -> None:
+    api = Api()
+    api.jobs.default = says("hello")
+    key = api.keys.make(limits=Limits(tokens_per_minute=500))
+    asked = CHAT | {"max_tokens": 400}
+    assert [(await ask(api, PATH, key, body=asked)).status_code for _ in range(3)] == [200] * 3
+    assert (await ask(api, PATH, key, body=asked | {"stream": True})).status_code == 200
+
+
+async def test_a_job_that_nobody_took_costs_nothing() -> None:
+    api = Api()
+    key = api.keys.make(limits=Limits(requests_per_minute=1))
+    api.jobs.scripts = [Script(refuse=Overloaded("full", retry_after=2.0))]
+    assert (await ask(api, PATH, key, body=CHAT)).status_code == 503
+    assert (await ask(api, PATH, key, body=CHAT)).status_code == 200
+
+
+async def test_counters_down_is_503() -> None:
+    api = Api()
+    key = api.keys.make(limits=Limits(requests_per_minute=10))
+    api.counters.down = True
+    refused = await ask(api, PATH, key, body=CHAT)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+
+
+async def test_without_limits_there_are_no_such_headers() -> None:
+    api = Api()
+    answer = await ask(api, PATH, api.keys.make(), body=CHAT)
+    assert not [name for name in answer.headers if name.startswith("x-ratelimit")]

@@ -58,6 +58,7 @@ class NatsSettings(_Section):
 class EdgeSettings(_Section):
     """The HTTP edge. `max_body_bytes` bounds a request before it is parsed.
 
+    `open_on_loopback`: callers on this machine need no API key.
     `database_url` "" = a SQLite file in the home folder. `detached_jobs`: how many one edge holds at once; `detached_keep_s` and
     `detached_keep_mb`: how long, and how much all together, of those that ended is kept.
     `max_choices` bounds a request's `n`; `max_generated_tokens` what all its choices together may generate, if it has several;
@@ -66,6 +67,7 @@ class EdgeSettings(_Section):
     """
 
     host: str = "127.0.0.1"
+    open_on_loopback: bool = True
     port: int = Field(8000, ge=0, le=65535)
     max_body_bytes: int = Field(4 * 2**20, gt=0)
     max_stops: int = Field(16, ge=4)

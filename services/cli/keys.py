@@ -1,4 +1,4 @@
-"""`headrace keys`: API keys in the edges' database, from the shell of whoever runs it.
+"""`headrace keys` and `headrace tenants`: API keys and limits in the edges' database, from the shell of whoever runs it.
 
 Works on the database and the home folder's secret directly, so that keys can be made before anything runs. A key's text is
 printed once, by the command that makes it.
@@ -10,13 +10,15 @@ import argparse
 import asyncio
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from functools import partial
+
+import msgspec
 
 from schemas.errors import StoreUnavailable
 from services.cli.failure import CommandError
 from services.edge.gate.keys import new_key
+from services.edge.gate.limits import Limits
 from services.edge.gate.records import KeyRecord
 from services.edge.store.database import Database, database_url
 from services.edge.store.keys import SqlKeyStore
@@ -25,20 +27,25 @@ from services.edge.tenant import server_secret
 from services.settings import Settings
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_COLUMNS = ("id", "tenant", "tier", "models", "state", "created", "name")
-
-Make = Callable[..., Awaitable[KeyRecord]]
 
 
 def create(arguments: argparse.Namespace, settings: Settings) -> int:
     """Print a new key's text."""
-    if not _NAME.fullmatch(arguments.tenant):
-        raise CommandError("--tenant: 1 to 64 letters, digits, '.', '_' or '-'")
-    models = frozenset(arguments.models.split(",")) if arguments.models else None
+    tenant, models = _tenant(arguments.tenant), frozenset(arguments.models.split(",")) if arguments.models else None
+    made = new_key(server_secret(settings.home_dir), secrets.token_bytes)
 
     async def work(keys: SqlKeyStore) -> None:
-        make = partial(keys.create, name=arguments.name, tier=arguments.tier, models=models, valid_s=arguments.expires)
-        print(await _make(settings, make, arguments.tenant))
+        await keys.create(
+            made.id,
+            made.digest,
+            tenant,
+            name=arguments.name,
+            tier=arguments.tier,
+            models=models,
+            limits=_limits(arguments),
+            valid_s=arguments.expires,
+        )
+        print(made.text)
 
     return _run(settings, work)
 
@@ -47,10 +54,8 @@ def show(arguments: argparse.Namespace, settings: Settings) -> int:
     """Print a table of all keys."""
 
     async def work(keys: SqlKeyStore) -> None:
-        rows = [_COLUMNS, *map(_row, await keys.all(arguments.tenant))]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-        for row in rows:
-            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        columns = ("id", "tenant", "tier", "models", "limits", "state", "created", "name")
+        _print_table([columns, *map(_row, await keys.all(arguments.tenant))])
 
     return _run(settings, work)
 
@@ -66,37 +71,79 @@ def revoke(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 def rotate(arguments: argparse.Namespace, settings: Settings) -> int:
-    """Print a new key for the same tenant, tier and models; the old one ends after the grace period."""
+    """Print a new key that may do what the old one may; the old one ends after the grace period."""
+    made = new_key(server_secret(settings.home_dir), secrets.token_bytes)
 
     async def work(keys: SqlKeyStore) -> None:
         old = await keys.get(arguments.id)
         if old is None or old.revoked is not None:
             raise CommandError(f"there is no key {arguments.id} that is still valid")
-        print(await _make(settings, partial(keys.create, name=old.name, tier=old.tier, models=old.models), old.tenant))
+        await keys.create(made.id, made.digest, old.tenant, name=old.name, tier=old.tier, models=old.models, limits=old.limits)
         await keys.end(old.id, arguments.grace)
+        print(made.text)
 
     return _run(settings, work)
 
 
-async def _make(settings: Settings, make: Make, tenant: str) -> str:
-    made = new_key(server_secret(settings.home_dir), secrets.token_bytes)
-    await make(made.id, made.digest, tenant)
-    return made.text
+def limit_tenant(arguments: argparse.Namespace, settings: Settings) -> int:
+    """All keys of a tenant together get these limits, in place of those they had."""
+    tenant, limits = _tenant(arguments.tenant), _limits(arguments)
+
+    async def work(keys: SqlKeyStore) -> None:
+        await keys.limit_tenant(tenant, limits)
+
+    return _run(settings, work)
+
+
+def show_tenants(_: argparse.Namespace, settings: Settings) -> int:
+    """Print the tenants that have limits."""
+
+    async def work(keys: SqlKeyStore) -> None:
+        rows = [(tenant, _spell(limits)) for tenant, limits in (await keys.tenant_limits()).items()]
+        _print_table([("tenant", "limits"), *rows])
+
+    return _run(settings, work)
+
+
+def _tenant(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise CommandError("a tenant's name is 1 to 64 letters, digits, '.', '_' or '-'")
+    return name
+
+
+def _limits(arguments: argparse.Namespace) -> Limits:
+    return Limits(
+        requests_per_minute=arguments.rpm,
+        tokens_per_minute=arguments.tpm,
+        prompt_tokens=arguments.max_prompt,
+        output_tokens=arguments.max_output,
+    )
 
 
 def _row(record: KeyRecord) -> tuple[str, ...]:
     models = "all" if record.models is None else ",".join(sorted(record.models))
-    return (record.id, record.tenant, record.tier, models, _state(record), _day(record.created), record.name)
+    limits, created = _spell(record.limits), _time(record.created)
+    return (record.id, record.tenant, record.tier, models, limits, _state(record), created, record.name)
+
+
+def _spell(limits: Limits) -> str:
+    return " ".join(f"{name}={value}" for name, value in msgspec.to_builtins(limits).items()) or "none"
 
 
 def _state(record: KeyRecord) -> str:
     if record.revoked is not None:
-        return f"revoked {_day(record.revoked)}"
-    return "valid" if record.expires is None else f"until {_day(record.expires)}"
+        return f"revoked {_time(record.revoked)}"
+    return "valid" if record.expires is None else f"until {_time(record.expires)}"
 
 
-def _day(when: float) -> str:
-    return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+def _time(when: float) -> str:
+    return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _run(settings: Settings, work: Callable[[SqlKeyStore], Awaitable[None]]) -> int:

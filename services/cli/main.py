@@ -89,6 +89,7 @@ def _key_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     create.add_argument("--tier", type=_tier, default=Tier.PAID, metavar="|".join(Tier), help=f"({Tier.PAID})")
     create.add_argument("--models", metavar="A,B", help="the models it may use (all)")
     create.add_argument("--expires", type=_duration, metavar="30d", help="how long it is valid (for ever)")
+    _limit_flags(create)
     shown = _command(keys, "list", "list the keys, without their secrets", _keys("show"))
     shown.add_argument("--tenant", help="of this tenant only")
     _command(keys, "revoke", "end a key at once", _keys("revoke")).add_argument("id")
@@ -97,6 +98,22 @@ def _key_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     rotate.add_argument(
         "--grace", type=_duration, default=0.0, metavar="1h", help="how long the old one still works (not at all)"
     )
+
+    tenants = commands.add_parser("tenants", help="limits of tenants").add_subparsers(metavar="action", required=True)
+    limit = _command(tenants, "limit", "limit all keys of a tenant together", _keys("limit_tenant"))
+    limit.add_argument("tenant")
+    _limit_flags(limit)
+    _command(tenants, "list", "list the tenants that have limits", _keys("show_tenants"))
+
+
+def _limit_flags(command: argparse.ArgumentParser) -> None:
+    for flag, what in (
+        ("--rpm", "requests a minute"),
+        ("--tpm", "tokens a minute, of prompts and answers"),
+        ("--max-prompt", "tokens of one prompt"),
+        ("--max-output", "tokens of one answer"),
+    ):
+        command.add_argument(flag, type=_count_from_one, metavar="N", help=f"{what}, at most (no limit)")
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -193,6 +210,13 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number")
     return int(text)
+
+
+def _count_from_one(text: str) -> int:
+    count = _count(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return count
 
 
 def _duration(text: str) -> float:

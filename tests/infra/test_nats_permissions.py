@@ -14,7 +14,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from schemas.subjects import JOBS_STREAM, QUARANTINE_BUCKET, WORKERS_BUCKET, Subjects
+from schemas.subjects import COUNTERS_STREAM, JOBS_STREAM, QUARANTINE_BUCKET, WORKERS_BUCKET, Subjects
 from services.cli.up.credentials import USERS, load_or_create
 from services.cli.up.nats import NatsPlan, violations, write_config, write_operator_context
 from tests.infra.accounts import AccountServer
@@ -51,6 +51,8 @@ MAY_PUBLISH: dict[str, tuple[str, ...]] = {
         S.attach(JOB),
         S.edge_state(E),
         "_R_.abc.def",
+        S.counter("requests", "key-abc", "1"),
+        *(f"$JS.API.STREAM.{verb}.{COUNTERS_STREAM}" for verb in ("CREATE", "UPDATE")),
         *(f"$JS.API.STREAM.{verb}.KV_{QUARANTINE_BUCKET}" for verb in ("CREATE", "UPDATE", "INFO", "MSG.GET")),
         f"$KV.{QUARANTINE_BUCKET}.{JOB}",
     ),

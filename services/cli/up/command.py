@@ -26,6 +26,7 @@ from services.cli.failure import CommandError
 from services.cli.model import prepare
 from services.cli.up import nats
 from services.cli.up.credentials import load_or_create
+from services.cli.up.development_key import development_key
 from services.cli.up.keeper import Program
 from services.cli.up.lock import only_one
 from services.cli.up.obituary import Obituaries
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         program = Program("nats", (nats.binary(), "-c", str(config)), os.environ, STOP_S, identified=False)
         services = plan(settings, asked, server.url, passwords, os.environ)
         ready = f"Headrace is ready: {_url(settings.edge)} (model {files.name})\n{_curl(settings.edge, files.name)}"
+        ready += f"\nAPI key, for callers that are not on this machine: {development_key(settings)}"
         asyncio.run(_supervise(settings, server, program, services, passwords, ready, verbose=arguments.verbose))
     return 0
 

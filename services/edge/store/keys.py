@@ -1,16 +1,25 @@
-"""API keys as rows. Owns the SQL; knows digests only, never a key's text."""
+"""API keys and tenants' limits as rows. Owns the SQL; knows digests only, never a key's text."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
-from services.edge.store.database import Database, database_time
-from services.edge.store.tables import api_keys as keys
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from schemas.job import Tier
+from services.edge.gate.limits import NONE, Limits
 from services.edge.gate.records import KeyRecord
+from services.edge.store.database import Database, database_time
+from services.edge.store.tables import api_keys as keys
+from services.edge.store.tables import tenants
+
+_CHANGED = sa.func.coalesce(tenants.c.changed, 0.0)
+_KEYS = sa.select(keys, tenants.c.limits.label("tenant_limits"), _CHANGED.label("tenant_changed")).select_from(
+    keys.outerjoin(tenants, tenants.c.name == keys.c.tenant)
+)
 
 
 class SqlKeyStore:
@@ -28,8 +37,9 @@ class SqlKeyStore:
         name: str = "",
         tier: Tier = Tier.PAID,
         models: frozenset[str] | None = None,
+        limits: Limits = NONE,
         valid_s: float | None = None,
-    ) -> KeyRecord:
+    ) -> None:
         """A new row. `valid_s`: it expires after so many seconds."""
         now = database_time()
         row: dict[str, Any] = {
@@ -39,25 +49,25 @@ class SqlKeyStore:
             "name": name,
             "tier": tier,
             "models": None if models is None else json.dumps(sorted(models)),
+            "limits": _text(limits),
             "created": now,
             "expires": None if valid_s is None else now + valid_s,
             "changed": now,
         }
         async with self._database.write() as connection:
-            made = await connection.execute(sa.insert(keys).values(row).returning(keys))
-            return _record(made.mappings().one())
+            await connection.execute(sa.insert(keys).values(row))
 
     async def get(self, key: str) -> KeyRecord | None:
         async with self._database.read() as connection:
-            row = (await connection.execute(sa.select(keys).where(keys.c.id == key))).mappings().one_or_none()
-        return None if row is None else _record(row)
+            return await _one(connection, key)
 
     async def changed_since(self, when: float) -> list[KeyRecord]:
-        return await self._select(sa.select(keys).where(keys.c.changed >= when).order_by(keys.c.changed))
+        """Keys that changed, or whose tenant's limits did."""
+        return await self._select(_KEYS.where(sa.or_(keys.c.changed >= when, when <= _CHANGED)))
 
     async def all(self, tenant: str | None = None) -> list[KeyRecord]:
         """Oldest first; of one tenant, or all."""
-        query = sa.select(keys).order_by(keys.c.created, keys.c.id)
+        query = _KEYS.order_by(keys.c.created, keys.c.id)
         return await self._select(query if tenant is None else query.where(keys.c.tenant == tenant))
 
     async def end(self, key: str, after_s: float = 0.0) -> KeyRecord | None:
@@ -68,12 +78,29 @@ class SqlKeyStore:
         alive = sa.and_(keys.c.id == key, keys.c.revoked.is_(None), longer)
         async with self._database.write() as connection:
             await connection.execute(sa.update(keys).where(alive).values(**change, changed=now))
-            row = (await connection.execute(sa.select(keys).where(keys.c.id == key))).mappings().one_or_none()
-        return None if row is None else _record(row)
+            return await _one(connection, key)
+
+    async def limit_tenant(self, tenant: str, limits: Limits) -> None:
+        """In place of the limits that it had."""
+        async with self._database.write() as connection:
+            await connection.execute(sa.delete(tenants).where(tenants.c.name == tenant))
+            row = {"name": tenant, "limits": _text(limits), "changed": database_time()}
+            await connection.execute(sa.insert(tenants).values(row))
+
+    async def tenant_limits(self) -> dict[str, Limits]:
+        """By tenant, those that have any."""
+        async with self._database.read() as connection:
+            rows = (await connection.execute(sa.select(tenants).order_by(tenants.c.name))).mappings()
+            return {row["name"]: _limits(row["limits"]) for row in rows}
 
     async def _select(self, query: sa.Select[Any]) -> list[KeyRecord]:
         async with self._database.read() as connection:
             return [_record(row) for row in (await connection.execute(query)).mappings()]
+
+
+async def _one(connection: AsyncConnection, key: str) -> KeyRecord | None:
+    row = (await connection.execute(_KEYS.where(keys.c.id == key))).mappings().one_or_none()
+    return None if row is None else _record(row)
 
 
 def _record(row: Any) -> KeyRecord:
@@ -87,5 +114,15 @@ def _record(row: Any) -> KeyRecord:
         created=row["created"],
         expires=row["expires"],
         revoked=row["revoked"],
-        changed=row["changed"],
+        changed=max(row["changed"], row["tenant_changed"]),
+        limits=_limits(row["limits"]),
+        tenant_limits=_limits(row["tenant_limits"]),
     )
+
+
+def _text(limits: Limits) -> str:
+    return msgspec.json.encode(limits).decode()
+
+
+def _limits(text: str | None) -> Limits:
+    return NONE if text is None else msgspec.json.decode(text, type=Limits)

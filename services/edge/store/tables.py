@@ -50,3 +50,31 @@ detached_tokens = sa.Table(
     sa.Column("data", sa.LargeBinary, nullable=False),
 )
 """What one checkpoint added to one choice: tokens `first`, `first`+1, … (`records.Chunk`)."""
+
+tenants = sa.Table(
+    "tenants",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("limits", sa.Text, nullable=False),
+    sa.Column("changed", sa.Double, nullable=False),
+)
+"""One row a tenant that has limits of its own: `gate.limits.Limits` as JSON."""
+
+api_keys = sa.Table(
+    "api_keys",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+    sa.Column("tenant", sa.String(64), nullable=False),
+    sa.Column("name", sa.String(128), nullable=False),
+    sa.Column("tier", sa.String(16), nullable=False),
+    sa.Column("models", sa.Text),
+    sa.Column("limits", sa.Text, nullable=False),
+    sa.Column("created", sa.Double, nullable=False),
+    sa.Column("expires", sa.Double),
+    sa.Column("revoked", sa.Double),
+    sa.Column("changed", sa.Double, nullable=False),
+    sa.Index("ix_api_keys_changed", "changed"),
+    sa.Index("ix_api_keys_tenant", "tenant"),
+)
+"""One row a key: a keyed digest of it, never its text. `models`: a JSON list, NULL = all; `limits`: as above."""

@@ -1,0 +1,44 @@
+"""What operators ask of an edge: `hr.admin.edge.<id>.status|metrics|drain|undrain`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from schemas.subjects import Subjects
+from services.bus.drain_verbs import drain_verbs
+from services.bus.interface import Msg
+from services.bus.micro import Service
+from services.bus.micro_endpoint import ServiceHandler
+from services.bus.nats_bus import NatsBus
+from services.edge.api.gate import Traffic
+from services.edge.detached.jobs import DetachedJobs
+from services.edge.jobs.supervisor import Supervisor
+from services.edge.status import Status, status
+from services.settings import Settings
+from services.telemetry.metrics import Metrics
+
+
+def admin_service(
+    bus: NatsBus,
+    traffic: Traffic,
+    jobs: Supervisor,
+    detached: DetachedJobs,
+    settings: Settings,
+    metrics: Metrics,
+    stop: asyncio.Event,
+) -> Service:
+    async def say_status(_: Msg) -> Status:
+        return status(bus, traffic, jobs, detached)
+
+    async def set_draining(draining: bool) -> Status:
+        traffic.draining, detached.adopts = draining, not draining
+        return status(bus, traffic, jobs, detached)
+
+    async def say_metrics(_: Msg) -> bytes:
+        return metrics.prometheus_text()
+
+    service = Service(bus, "headrace-edge", "0.1.0", "Headrace edge: HTTP in, jobs out", {"model": settings.model})
+    verbs: dict[str, ServiceHandler] = {"status": say_status, "metrics": say_metrics, **drain_verbs(set_draining, stop)}
+    for verb, handler in verbs.items():
+        service.endpoint(verb, Subjects(settings.nats.prefix).admin("edge", bus.process, verb), handler)
+    return service

@@ -1,0 +1,62 @@
+"""Counters on a real server: additions answered with the value, over several processes, also after the stream was lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from schemas.errors import BusUnavailable
+from schemas.subjects import COUNTERS_STREAM, Subjects
+from services.bus.counters import Counters
+from services.bus.jetstream import JetStream
+from services.bus.nats_bus import connect
+from services.clock import SystemClock
+from services.edge.gate.allotment import SLICES, Allotment, Verdict
+from tests.nats_fixture import NatsServer
+
+EDGES = ("e1-0000000000000", "e2-0000000000000", "e3-0000000000000")
+
+
+@pytest.fixture
+async def edges(own_nats_server: NatsServer) -> AsyncIterator[list[Counters]]:
+    buses = [await connect([own_nats_server.url], edge, "edge") for edge in EDGES]
+    yield [Counters(JetStream(bus), Subjects()) for bus in buses]
+    for bus in buses:
+        await bus.close()
+
+
+async def test_additions_are_answered_with_the_value(edges: list[Counters]) -> None:
+    assert [await edge.add("requests", "key-a", 1, amount) for edge, amount in zip(edges, (5, 7, -2), strict=True)] == [5, 12, 10]
+    assert await edges[0].add("requests", "key-a", 2, 1) == 1
+    assert await edges[0].add("requests", "key-b", 1, 1) == 1
+
+
+async def test_the_stream_is_made_again_when_it_is_gone(edges: list[Counters]) -> None:
+    await edges[0].add("requests", "key-a", 1, 5)
+    await edges[0]._js.api(f"STREAM.DELETE.{COUNTERS_STREAM}")
+    assert await edges[1].add("requests", "key-a", 1, 2) == 2
+
+
+async def test_a_server_that_is_gone_is_said_in_time(edges: list[Counters], own_nats_server: NatsServer) -> None:
+    own_nats_server.kill()
+    with pytest.raises(BusUnavailable):
+        await edges[0].add("requests", "key-a", 1, 1)
+
+
+async def test_five_hundred_requests_at_a_limit_of_a_hundred_over_three_edges(edges: list[Counters]) -> None:
+    """Never more, and no fewer than 100 less the stated slack: two slices an edge."""
+
+    def allotment(edge: Counters) -> Allotment:
+        async def add(window: int, amount: int) -> int:
+            return await edge.add("requests", "key-a", window, amount)
+
+        return Allotment(add, SystemClock(), 100, window_s=1e9)
+
+    allotments = [allotment(edge) for edge in edges]
+    for edge in edges:
+        await edge.ensure()
+    verdicts = await asyncio.gather(*(allotments[number % 3].take(1, patience=5.0) for number in range(500)))
+    granted = verdicts.count(Verdict.GRANTED)
+    assert 100 - len(edges) * 2 * (100 // SLICES) <= granted <= 100

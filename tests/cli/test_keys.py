@@ -1,0 +1,94 @@
+"""`headrace keys` and `headrace tenants`, as a person uses them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.cli.main import main
+from services.cli.up.development_key import development_key
+from services.edge.gate.keys import key_id
+from services.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    return tmp_path
+
+
+class Shell:
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        """What the command printed, standard error after standard output."""
+        assert main(arguments) == code
+        captured = self._capsys.readouterr()
+        return captured.out + captured.err
+
+
+@pytest.fixture
+def headrace(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+def test_create_list_rotate_revoke(headrace: Shell) -> None:
+    text = headrace(
+        "keys", "create", "--tenant", "acme", "--tier", "free", "--models", "a,b", "--rpm", "5", "--name", "ci"
+    ).strip()
+    key = key_id(text)
+    assert key is not None
+    (_, row) = headrace("keys", "list").splitlines()
+    assert row.split()[:4] == [key, "acme", "free", "a,b"]
+    assert "requests_per_minute=5" in row
+    assert "valid" in row
+    assert text not in row
+    renewed = headrace("keys", "rotate", key, "--grace", "1h").strip()
+    (_, old, new) = headrace("keys", "list", "--tenant", "acme").splitlines()
+    assert "until" in old
+    assert "requests_per_minute=5" in new
+    assert headrace("keys", "revoke", key_id(renewed) or "") == ""
+    assert "revoked" in headrace("keys", "list").splitlines()[2]
+    assert "still valid" in headrace("keys", "rotate", key_id(renewed) or "", code=1)
+
+
+def test_tenants(headrace: Shell) -> None:
+    headrace("tenants", "limit", "acme", "--tpm", "1000", "--max-output", "50")
+    assert "tokens_per_minute=1000 output_tokens=50" in headrace("tenants", "list")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("keys", "create", "--tenant", "a b"), 1),
+        (("keys", "revoke", "nothing"), 1),
+        (("keys", "rotate", "nothing"), 1),
+        (("tenants", "limit", "", "--rpm", "1"), 1),
+    ],
+)
+def test_mistakes_end_in_one_line(headrace: Shell, arguments: tuple[str, ...], code: int) -> None:
+    assert headrace(*arguments, code=code).startswith("headrace: ")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--tier", "gold"), ("--expires", "soon"), ("--rpm", "0"), ("--rpm", "x"), ("--expires", "5")]
+)
+def test_flags_are_checked(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit):
+        main(["keys", "create", "--tenant", "acme", *arguments])
+
+
+def test_a_database_that_cannot_be_used(headrace: Shell, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    monkeypatch.setenv("HEADRACE_EDGE__DATABASE_URL", "mysql://x")
+    assert "edge.database_url" in headrace("keys", "list", code=2)
+
+
+def test_the_key_that_up_prints_stays_until_it_is_revoked(headrace: Shell, home: Path) -> None:
+    settings = Settings(home=home)
+    first = development_key(settings)
+    assert development_key(settings) == first
+    assert (home / "development.key").stat().st_mode & 0o077 == 0
+    headrace("keys", "revoke", key_id(first) or "")
+    assert development_key(settings) != first

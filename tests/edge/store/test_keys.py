@@ -1,0 +1,74 @@
+"""Keys and limits as rows."""
+
+from __future__ import annotations
+
+from schemas.job import Tier
+from services.edge.gate.limits import Limits
+from services.edge.store.database import Database
+from services.edge.store.keys import SqlKeyStore
+
+DIGEST = b"d" * 32
+
+
+async def test_a_key_there_and_back(database: Database) -> None:
+    keys = SqlKeyStore(database)
+    limits = Limits(requests_per_minute=5)
+    await keys.create("a", DIGEST, "acme", name="ci", tier=Tier.FREE, models=frozenset({"m"}), limits=limits, valid_s=60.0)
+    record = await keys.get("a")
+    assert record is not None
+    assert (record.digest, record.tenant, record.name, record.tier) == (DIGEST, "acme", "ci", Tier.FREE)
+    assert (record.models, record.limits, record.revoked) == (frozenset({"m"}), limits, None)
+    assert record.expires is not None
+    assert 59 < record.expires - record.created < 61
+    assert await keys.get("b") is None
+
+
+async def test_the_list_is_in_order_and_can_be_of_one_tenant(database: Database) -> None:
+    keys = SqlKeyStore(database)
+    for key, tenant in (("a", "acme"), ("b", "zenith"), ("c", "acme")):
+        await keys.create(key, DIGEST, tenant)
+    assert [record.id for record in await keys.all()] == ["a", "b", "c"]
+    assert [record.id for record in await keys.all("acme")] == ["a", "c"]
+
+
+async def test_what_changed_is_told(database: Database) -> None:
+    keys = SqlKeyStore(database)
+    await keys.create("a", DIGEST, "acme")
+    await keys.create("b", DIGEST, "acme")
+    (_, newest) = await keys.changed_since(0.0)
+    ended = await keys.end("a")
+    assert ended is not None
+    assert ended.revoked is not None
+    assert "a" in [record.id for record in await keys.changed_since(newest.changed)]
+    assert not await keys.changed_since(ended.changed + 1.0)
+
+
+async def test_an_end_is_final(database: Database) -> None:
+    keys = SqlKeyStore(database)
+    await keys.create("a", DIGEST, "acme")
+    first = await keys.end("a")
+    assert await keys.end("a", after_s=100.0) == first
+    assert await keys.end("none") is None
+
+
+async def test_a_grace_never_makes_a_key_live_longer(database: Database) -> None:
+    keys = SqlKeyStore(database)
+    await keys.create("a", DIGEST, "acme", valid_s=10.0)
+    before = await keys.get("a")
+    assert await keys.end("a", after_s=100.0) == before
+    sooner = await keys.end("a", after_s=1.0)
+    assert sooner is not None
+    assert before is not None
+    assert (sooner.expires or 0) < (before.expires or 0)
+
+
+async def test_a_tenants_limits_come_with_its_keys(database: Database) -> None:
+    keys = SqlKeyStore(database)
+    await keys.create("a", DIGEST, "acme")
+    made = await keys.get("a")
+    assert made is not None
+    for limits in (Limits(tokens_per_minute=7), Limits(requests_per_minute=9)):
+        await keys.limit_tenant("acme", limits)
+        (record,) = await keys.changed_since(made.changed)
+        assert record.tenant_limits == limits
+    assert await keys.tenant_limits() == {"acme": Limits(requests_per_minute=9)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.models_fixture import default_model
 from tests.nats_fixture import NatsCluster, NatsServer
+from tests.postgres_fixture import MISSING, Postgres, binaries
 
 __all__ = ["default_model"]
 
@@ -40,3 +42,25 @@ def nats_cluster(tmp_path: Path) -> Iterator[NatsCluster]:
         yield cluster
     finally:
         cluster.kill()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """One server for all tests; each makes a database of its own. Where it is not installed they are skipped, but not in CI."""
+    found = binaries()
+    if found is None:
+        if os.environ.get("CI") in ("true", "1"):
+            pytest.fail(f"{MISSING}: install it, its tests are not skipped with CI=true")
+        pytest.skip(MISSING)
+    server = Postgres(found)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was not tested is said, however quiet pytest is."""
+    if any(MISSING in str(report.longrepr) for report in terminalreporter.getreports("skipped")):
+        terminalreporter.write_line(f"skipped: {MISSING}")

@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ def database_url(configured: str, home: Path) -> URL:
     kind = url.get_backend_name()
     if kind not in _DRIVERS:
         raise SettingsError(f"edge.database_url: {kind} is not supported, only {' and '.join(_DRIVERS)}")
+    if kind == "postgresql" and find_spec("asyncpg") is None:
+        raise SettingsError("edge.database_url: PostgreSQL needs the extra 'postgres' (pip install 'headrace[postgres]')")
     return url.set(drivername=_DRIVERS[kind])
 
 

@@ -1,17 +1,38 @@
+"""Every test here runs on SQLite and on PostgreSQL, both for real; `sqlite` is for what only SQLite does."""
+
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine import URL
 
 from services.edge.store.database import Database, database_url
 from services.edge.store.jobs import SqlJobStore
 from services.edge.store.migrate import migrate
+from tests.postgres_fixture import Postgres
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> URL:
+    """Of an empty database."""
+    if request.param == "sqlite":
+        return database_url("", tmp_path)
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.new_database()
 
 
 @pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
+async def database(url: URL) -> AsyncIterator[Database]:
+    database = Database(url)
+    await migrate(database)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def sqlite(tmp_path: Path) -> AsyncIterator[Database]:
     database = Database(database_url("", tmp_path))
     await migrate(database)
     yield database

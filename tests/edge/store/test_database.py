@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy.engine import URL
 
 from schemas.errors import StoreUnavailable
 from services.edge.store.database import Database, database_url
@@ -25,7 +26,7 @@ from pathlib import Path
 from services.edge.store.database import Database, database_url
 from services.edge.store.migrate import migrate
 async def main():
-    database = Database(database_url("", Path(sys.argv[1])))
+    database = Database(database_url(sys.argv[1], Path()))
     await migrate(database)
     await database.close()
 asyncio.run(main())
@@ -44,17 +45,16 @@ async def test_a_second_start_changes_nothing(database: Database) -> None:
         assert (await connection.execute(sa.text("SELECT version_num FROM alembic_version"))).all() == [("0002",)]
 
 
-def test_edges_that_start_at_once(tmp_path: Path) -> None:
-    started = [
-        subprocess.Popen([sys.executable, "-c", _MIGRATE, str(tmp_path)], stderr=subprocess.PIPE, text=True) for _ in range(3)
-    ]
+def test_edges_that_start_at_once(url: URL) -> None:
+    text = url.render_as_string(hide_password=False)
+    started = [subprocess.Popen([sys.executable, "-c", _MIGRATE, text], stderr=subprocess.PIPE, text=True) for _ in range(3)]
     for process in started:
         _, error = process.communicate(timeout=60)
         assert process.returncode == 0, error
 
 
-async def test_the_files_are_private(database: Database, tmp_path: Path) -> None:
-    await migrate(database)
+async def test_the_files_are_private(sqlite: Database, tmp_path: Path) -> None:
+    await migrate(sqlite)
     modes = {name: os.stat(tmp_path / name).st_mode & 0o777 for name in os.listdir(tmp_path)}
     assert modes == {"edge.db": 0o600, "edge.db-wal": 0o600, "edge.db-shm": 0o600}
 

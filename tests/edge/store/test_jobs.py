@@ -208,9 +208,10 @@ async def test_what_takes_too_much_room_goes_oldest_first(store: SqlJobStore) ->
     assert [row.state for row in rows if row] == [JobState.EXPIRED] * 3 + [JobState.FINISHED] * 2
 
 
-async def test_a_busy_database_is_told_within_the_deadline(database: Database, store: SqlJobStore) -> None:
+async def test_a_busy_database_is_told_within_the_deadline(sqlite: Database) -> None:
+    store = SqlJobStore(sqlite)
     await create(store)
-    async with database.write():
+    async with sqlite.write():
         with pytest.raises(StoreUnavailable):
             await say(store, chunk(0, 1))
         assert await store.get(JOB, "t") is not None  # who only reads does not wait

@@ -4,7 +4,7 @@
 
 Decode tokens/s at 1, 8, 16 and 32 rows (contexts of 16 to 112 tokens), the time of a 456-token prompt and of eight at once. With
 llama-bench beside it, turn by turn, what that measures too: one row and one prompt, each at its best of threads and flash
-attention; a ratio is the median of the pairs'. `--profile` then says where each millisecond of a step goes (`profile.py`).
+attention; a ratio is the median of the pairs'. `--profile` then says where each millisecond of a step goes (`step_times.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from random import Random
 
 import uvloop
 
-from bench import profile
+from bench import step_times
 from schemas.job import Choice, Sampling
 from services.clock import SystemClock
 from services.engine.core import StepEngine
@@ -111,7 +111,7 @@ def main() -> None:
     if options.profile:
         for threads in sorted({1, len(available_cores())}):
             print()
-            profile.report(files, load_config(files.config), settings, threads, 4 * options.rounds)
+            step_times.report(files, load_config(files.config), settings, threads, 4 * options.rounds)
 
 
 async def take_turns(

@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-if __name__ == "__main__":  # run as a file, its folder would come before the standard library, which has a `profile`, too
+if __name__ == "__main__":  # run as a file, the checkout is not on the path
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch

@@ -68,6 +68,12 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class PreviousResponseNotFound(InvalidRequest):
+    """A response builds on one that is not there."""
+
+    code = "previous_response_not_found"
+
+
 class Gone(InvalidRequest):
     """It was here, and was kept as long as promised."""
 

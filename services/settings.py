@@ -60,7 +60,8 @@ class EdgeSettings(_Section):
 
     `open_on_loopback`: callers on this machine need no API key.
     `database_url` "" = a SQLite file in the home folder. `detached_jobs`: how many one edge holds at once; `detached_keep_s` and
-    `detached_keep_mb`: how long, and how much all together, of those that ended is kept.
+    `detached_keep_mb`: how long, and how much all together, of those that ended is kept. `responses_keep_days`: how long stored
+    responses are.
     `max_choices` bounds a request's `n`; `max_generated_tokens` what all its choices together may generate, if it has several;
     `max_prompt_logprobs` log-probabilities of one prompt, alternatives included;
     `max_nats_requests` how many requests that came over NATS run at once.
@@ -88,6 +89,7 @@ class EdgeSettings(_Section):
     detached_jobs: int = Field(1024, ge=0)
     detached_keep_s: float = Field(600.0, gt=0)
     detached_keep_mb: int = Field(64, gt=0)
+    responses_keep_days: float = Field(30.0, gt=0)
 
 
 class RouterSettings(_Section):

@@ -29,6 +29,7 @@ from services.edge.jobs.timing import Timing
 from services.edge.nats_api.chat import NatsChat, chat_service
 from services.edge.quarantine import TTL_S, Quarantine
 from services.edge.quarantine_bucket import QuarantineBucket
+from services.edge.responses.routes import add_responses
 from services.edge.store.database import Database, database_url
 from services.edge.store.jobs import SqlJobStore
 from services.edge.store.keys import SqlKeyStore
@@ -91,6 +92,8 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         metrics.gauge(names.REQUESTS_WAITING, lambda: float(jobs.models.waiting(files.name)))
         served = Served(edge, jobs, text, meter, clock, random, metrics, int(clock.wall()))
         app = create_app(served, traffic, door, lambda: f"req-{random.getrandbits(96):024x}")
+        background = add_responses(app, served, detached, database)
+        beside.append(asyncio.create_task(background.run()))
         server = HttpServer(app, edge.host, edge.port)
         admin = admin_service(bus, traffic, jobs, detached, settings, metrics, stop)
         await admin.start()
@@ -102,6 +105,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         _log.info("serving", extra=fields(url=f"http://{edge.host}:{server.port}", model=files.name))
         await stop.wait()
         await _drain(traffic, jobs, detached, server, edge.drain_timeout_s)
+        await background.close()
         await chat.drain(_CANCEL_S)
         await over_nats.close()
         await admin.drain(_CANCEL_S)

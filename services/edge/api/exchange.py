@@ -22,7 +22,7 @@ from services.edge.gate.meter import Reservation
 from services.edge.jobs.handle import JobCancelled
 
 _log = logging.getLogger("headrace.edge")
-_STREAM_HEADERS = (
+STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -40,12 +40,9 @@ class Pace:
 class Exchange(Response):
     """An ASGI response that computes while it is sent."""
 
-    def __init__(
-        self, answer: AnyAnswer, form: Form, reservation: Reservation, request_id: str, pace: Pace, measure: Measure
-    ) -> None:
+    def __init__(self, answer: AnyAnswer, reservation: Reservation, request_id: str, pace: Pace, measure: Measure) -> None:
         super().__init__()
         self._answer = answer
-        self._form = form
         self._reservation = reservation
         self._request_id = request_id
         self._pace = pace
@@ -82,25 +79,40 @@ class Exchange(Response):
     async def _send(self, writer: Writer) -> None:
         raise NotImplementedError
 
+    async def _failure(self, error: HeadraceError) -> bytes:
+        """The last that is written when an answer fails after its first byte."""
+        raise NotImplementedError
+
     async def _fail(self, writer: Writer, error: HeadraceError) -> None:
         self._measure.failed(error)
         if not self._answer.usage.completion_tokens:
             self._reservation.undo()
         if writer.started:
-            await writer.body(self._form.error(error) + DONE, more=False)
+            await writer.body(await self._failure(error), more=False)
             return
         response = error_response(error)
         await writer.start(response.status_code, response.raw_headers)
         await writer.body(bytes(response.body), more=False)
 
 
-class Streamed(Exchange):
+class _Formed(Exchange):
+    def __init__(
+        self, answer: AnyAnswer, form: Form, reservation: Reservation, request_id: str, pace: Pace, measure: Measure
+    ) -> None:
+        super().__init__(answer, reservation, request_id, pace, measure)
+        self._form = form
+
+    async def _failure(self, error: HeadraceError) -> bytes:
+        return self._form.error(error) + DONE
+
+
+class Streamed(_Formed):
     """Events as the tokens come."""
 
     async def _send(self, writer: Writer) -> None:
         answer, form = self._answer, self._form
         begun: set[int] = set()
-        await writer.start(200, _STREAM_HEADERS)
+        await writer.start(200, STREAM_HEADERS)
         while not answer.done:
             pieces = await answer.next(self._pace.keep_alive_s)
             if pieces is None:
@@ -126,7 +138,7 @@ class Streamed(Exchange):
                 await writer.body(data, more=not answer.done)
 
 
-class Whole(Exchange):
+class Whole(_Formed):
     """One JSON object at the end."""
 
     async def _send(self, writer: Writer) -> None:

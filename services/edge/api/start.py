@@ -10,6 +10,7 @@ from services.edge.api.answer import Answer
 from services.edge.api.calls import CallingAnswer, CallTracker
 from services.edge.api.logprobs import TokenLogprobs
 from services.edge.api.parameters import choices, max_tokens, must_be_scorable, sampling
+from services.edge.api.ports import Handle
 from services.edge.api.prompt_logprobs import Echo, PromptWriter
 from services.edge.api.request import GenerationRequest
 from services.edge.api.served import Served
@@ -55,9 +56,11 @@ async def reserve(served: Served, caller: Caller, jobs: Sequence[Draft]) -> Rese
     return await served.meter.admit(caller, prompt, sum(job.n * job.sampling.max_tokens for job in jobs))
 
 
-def start(served: Served, job: Draft, stops: tuple[str, ...], prompt: PromptWriter | None = None) -> Answer:
-    """The job begins now; its answer has to be read, or cancelled. `prompt`: unless all that the job asks of its prompt is
-    written in vLLM's form."""
+def start(
+    served: Served, job: Draft, stops: tuple[str, ...], prompt: PromptWriter | None = None, handle: Handle | None = None
+) -> Answer:
+    """The job begins now, unless it has, as `handle`; its answer has to be read, or cancelled. `prompt`: unless all that the job
+    asks of its prompt is written in vLLM's form."""
     alternatives = job.sampling.prompt_logprobs
     if prompt is None and alternatives is not None:
         prompt = write_prompt(served, job, alternatives)
@@ -65,7 +68,7 @@ def start(served: Served, job: Draft, stops: tuple[str, ...], prompt: PromptWrit
     logprobs = [TokenLogprobs(served.text.spell) for _ in texts] if job.sampling.logprobs is not None else ()
     by_token = bool(stops or logprobs)
     return Answer(
-        served.jobs.start(job),
+        handle or served.jobs.start(job),
         texts,
         prompt_tokens=job.prompt_tokens,
         token_by_token=by_token,
@@ -79,9 +82,11 @@ def write_prompt(served: Served, job: Draft, table: int | None, echo: Echo | Non
     return PromptWriter(unpack_ids(job.prompt), served.text.spell, lambda: served.text.stream(()), table, echo)
 
 
-def start_with_tools(served: Served, job: Draft, stops: tuple[str, ...], tools: Tools) -> CallingAnswer:
+def start_with_tools(
+    served: Served, job: Draft, stops: tuple[str, ...], tools: Tools, handle: Handle | None = None
+) -> CallingAnswer:
     """The same, and calls are looked for in it."""
-    answer = start(served, job, stops)
+    answer = start(served, job, stops, handle=handle)
     make = served.text.tool_format.parser
     trackers = [CallTracker(make(tools.names), tools, f"call_{answer.id[:20]}_{choice}_") for choice in range(job.n)]
     return CallingAnswer(answer, trackers)

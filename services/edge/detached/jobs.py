@@ -144,11 +144,12 @@ class DetachedJobs:
         if row.state is JobState.EXPIRED:
             raise gone()
         asked = dict(first or {})
-        choices = range(unpack(row.request).n)
+        draft = unpack(row.request)
+        choices = range(draft.n)
         if any(choice not in choices or index < 0 for choice, index in asked.items()):
             raise InvalidRequest("There is no such position in the answer.")
         begin = {choice: asked.get(choice, 0) for choice in choices}
-        return DetachedReader(job, begin, self._keeper, self._store, self._timing.poll_s)
+        return DetachedReader(job, draft, begin, self._keeper, self._store, self._timing.poll_s)
 
     async def find(self, job: str, tenant: str) -> StoredJob:
         """How it stands. Raises `NotFound`, `StoreUnavailable`."""

@@ -15,7 +15,7 @@ from schemas.job import unpack_ids
 from schemas.reply import FinishReason, Logprob
 from services.edge.detached.keeper import Keeper
 from services.edge.jobs.active import ActiveJob
-from services.edge.jobs.draft import Delta
+from services.edge.jobs.draft import Delta, Draft
 from services.edge.jobs.handle import JobCancelled
 from services.edge.jobs.mailbox import Mailbox
 from services.edge.store.jobs import JobStore
@@ -40,8 +40,9 @@ class DetachedReader:
     `first` maps each of the job's choices to the index of the first token that is wanted.
     """
 
-    def __init__(self, job: str, first: Mapping[int, int], keeper: Keeper, store: JobStore, poll_s: float) -> None:
+    def __init__(self, job: str, draft: Draft, first: Mapping[int, int], keeper: Keeper, store: JobStore, poll_s: float) -> None:
         self.id = job
+        self.draft = draft
         self.cached_tokens = 0
         self._next = dict(first)
         """Choices that go on, each with the index of its next token."""

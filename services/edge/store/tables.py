@@ -78,3 +78,38 @@ api_keys = sa.Table(
     sa.Index("ix_api_keys_tenant", "tenant"),
 )
 """One row a key: a keyed digest of it, never its text. `models`: a JSON list, NULL = all; `limits`: as above."""
+
+responses = sa.Table(
+    "responses",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("tenant", sa.String(128), nullable=False),
+    sa.Column("running", sa.Boolean, nullable=False),
+    sa.Column("previous", sa.String(64)),
+    sa.Column("created", sa.Double, nullable=False),
+    sa.Column("object", sa.LargeBinary, nullable=False),
+    sa.Column("input", sa.LargeBinary, nullable=False),
+    sa.Index("ix_responses_running", "running"),
+    sa.Index("ix_responses_created", "created"),
+)
+"""One row a stored response. `object` and `input` (its own items, without what came before) are JSON; one that is `running` is
+a detached job's."""
+
+conversations = sa.Table(
+    "conversations",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("tenant", sa.String(128), nullable=False),
+    sa.Column("created", sa.Double, nullable=False),
+    sa.Column("metadata", sa.LargeBinary, nullable=False),
+)
+
+conversation_items = sa.Table(
+    "conversation_items",
+    metadata,
+    sa.Column("conversation", sa.String(64), primary_key=True),
+    sa.Column("position", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("id", sa.String(160), nullable=False),
+    sa.Column("item", sa.LargeBinary, nullable=False),
+)
+"""In order of `position`; `item` is JSON."""

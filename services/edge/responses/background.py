@@ -1,0 +1,216 @@
+"""Background responses: each a detached job, read from any edge, from any event on, as often as one likes.
+
+Owns the readers that bring a response to its end although no client reads it. Invariants: the object and its events are made of
+the job's tokens alone, so whichever edge makes them makes the same; which end is kept is decided by the database, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
+
+from schemas.errors import Gone, HeadraceError, NotFound, StoreUnavailable
+from services.edge.api.measure import Measure
+from services.edge.api.served import Served
+from services.edge.gate.meter import Reservation
+from services.edge.jobs.draft import Draft
+from services.edge.jobs.handle import JobCancelled
+from services.edge.responses.objects import Object, cancelled, failed
+from services.edge.responses.onebyone import OneByOne, Reader
+from services.edge.responses.prepare import Prepared, begin
+from services.edge.responses.request import ResponsesRequest, read_tools_of
+from services.edge.responses.telling import Reading
+from services.edge.responses.transcript import Transcript
+from services.edge.store.records import JobState, StoredJob
+from services.edge.store.responses import Json, SqlResponseStore, StoredResponse
+from services.telemetry.logs import fields
+
+PREFIX = "resp_"
+_LOOK_S = 1.0
+_SETTLE_S = 10.0
+_ROUND_S = 5.0
+_SWEEP_EVERY = 120
+"""Rounds."""
+_MOST = 64
+_log = logging.getLogger("headrace.edge")
+
+
+class Detached(Protocol):
+    """See `services.edge.detached.jobs`; the tests play it."""
+
+    async def submit(self, draft: Draft, tenant: str) -> str: ...
+
+    async def attach(self, job: str, tenant: str) -> Reader: ...
+
+    async def find(self, job: str, tenant: str) -> StoredJob: ...
+
+    async def cancel(self, job: str, tenant: str) -> None: ...
+
+    async def delete(self, job: str, tenant: str) -> None: ...
+
+
+class Background:
+    """`keep_s`: how long responses are stored."""
+
+    def __init__(self, served: Served, detached: Detached, store: SqlResponseStore, keep_s: float) -> None:
+        self._served = served
+        self._detached = detached
+        self._store = store
+        self._keep_s = keep_s
+        self._following: dict[str, asyncio.Task[None]] = {}
+
+    async def start(
+        self,
+        tenant: str,
+        prepared: Prepared,
+        make: Callable[[str], Object],
+        items: list[Json],
+        reservation: Reservation,
+        measure: Measure,
+    ) -> StoredResponse:
+        """`make` makes the response's object of its id. Raises the `HeadraceError` that refused it: nothing is left of it."""
+        try:
+            job = await self._detached.submit(prepared.draft, tenant)
+            stored = StoredResponse(make(PREFIX + job), items, running=True)
+            await self._add(tenant, job, stored)
+        except BaseException:
+            reservation.undo()
+            raise
+        self._following[stored.id] = asyncio.create_task(self._follow(stored, tenant, reservation, measure))
+        return stored
+
+    async def read(self, stored: StoredResponse, tenant: str, after: int = -1) -> Reading:
+        """From the event after number `after` on. Raises `NotFound`, `Gone`, `StoreUnavailable`."""
+        return self._reading(stored, tenant, await self._detached.attach(_job(stored), tenant), after)
+
+    async def refresh(self, stored: StoredResponse, tenant: str) -> Object:
+        """How it stands now. Raises `StoreUnavailable`."""
+        if not stored.running:
+            return stored.object
+        try:
+            job = await self._detached.find(_job(stored), tenant)
+        except NotFound as error:
+            return await self._keep(tenant, failed(stored.object, (), error))
+        if job.state is not JobState.RUNNING:
+            return await self._settle(stored, tenant)
+        return {**stored.object, "status": "in_progress" if job.facts.owned else "queued"}
+
+    async def cancel(self, stored: StoredResponse, tenant: str) -> Object:
+        """Raises `StoreUnavailable`."""
+        response = await self.refresh(stored, tenant)
+        if response["status"] not in ("queued", "in_progress"):
+            return response
+        with suppress(NotFound):  # as good as cancelled
+            await self._detached.cancel(_job(stored), tenant)
+        return await self._keep(tenant, cancelled(stored.object))
+
+    async def forget(self, stored: StoredResponse, tenant: str) -> None:
+        """Its row is gone. Raises `StoreUnavailable`."""
+        with suppress(NotFound):  # its time was over
+            await self._detached.delete(_job(stored), tenant)
+
+    async def run(self) -> None:
+        """Until cancelled: end what no edge reads any more, and forget what is old."""
+        turn = 0
+        while True:
+            await asyncio.sleep(self._served.random.uniform(0.5, 1.5) * _ROUND_S)
+            turn += 1
+            try:
+                await self.look()
+                if turn % _SWEEP_EVERY == 0:
+                    await self._store.sweep(self._keep_s)
+            except StoreUnavailable as error:
+                self._served.metrics.store_failures.add(1, {"operation": "responses"})
+                _log.debug("responses not looked after: %s", error)
+
+    async def look(self) -> None:
+        """Bring to its end what has no reader here. Raises `StoreUnavailable`."""
+        for name, tenant in await self._store.running(_MOST):
+            stored = None if name in self._following else await self._store.get(name, tenant)
+            if stored is not None:
+                await self.refresh(stored, tenant)
+
+    async def close(self) -> None:
+        """Other edges will see to what runs."""
+        tasks = list(self._following.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _add(self, tenant: str, job: str, stored: StoredResponse) -> None:
+        try:
+            await self._store.add(tenant, stored)
+        except BaseException:
+            await self._detached.delete(job, tenant)
+            raise
+
+    async def _follow(self, stored: StoredResponse, tenant: str, reservation: Reservation, measure: Measure) -> None:
+        reading = None
+        try:
+            reader = await self._detached.attach(_job(stored), tenant)
+            reading = self._reading(stored, tenant, reader)
+            end = await self._to_end(reading)
+            measure.finished(str(end["status"]))
+            if reading.answer.done and not reader.done:  # after the only call that was allowed
+                await self._detached.cancel(_job(stored), tenant)
+        except HeadraceError as error:
+            _log.info("a background response is left to others", extra=fields(response=stored.id, error=error.message))
+        except Exception:
+            _log.exception("a background response is left to others", extra=fields(response=stored.id))
+        finally:
+            self._following.pop(stored.id, None)
+            if reading is not None:
+                usage = reading.answer.usage
+                reservation.settle(usage.prompt_tokens + usage.completion_tokens)
+                measure.end("left", usage.prompt_tokens, usage.completion_tokens)
+                reading.answer.cancel()
+
+    def _reading(self, stored: StoredResponse, tenant: str, reader: Reader, after: int = -1) -> Reading:
+        about = ResponsesRequest.model_construct(
+            model=stored.object["model"],
+            tools=stored.object["tools"],
+            tool_choice=stored.object["tool_choice"],
+            parallel_tool_calls=stored.object["parallel_tool_calls"],
+        )
+        answer = begin(self._served, Prepared(reader.draft, read_tools_of(about)), OneByOne(reader))
+        response = {**stored.object, "status": "in_progress", "output": [], "usage": None}
+        response |= {"completed_at": None, "error": None, "incomplete_details": None}
+        return Reading(response, answer, Transcript(reader.id, after), partial(self._keep, tenant), self._served.clock)
+
+    async def _settle(self, stored: StoredResponse, tenant: str) -> Object:
+        """Its job has ended. Raises `StoreUnavailable`."""
+        try:
+            async with asyncio.timeout(_SETTLE_S):
+                return await self._to_end(await self.read(stored, tenant))
+        except (Gone, NotFound) as error:
+            return await self._keep(tenant, failed(stored.object, (), error))
+        except TimeoutError:
+            raise StoreUnavailable("The response could not be read in time.", retry_after=1.0) from None
+
+    async def _to_end(self, reading: Reading) -> Object:
+        """Raises `StoreUnavailable`; `Gone` and `NotFound` when its tokens are not there any more."""
+        transcript = reading.transcript
+        try:
+            while not reading.answer.done:
+                for piece in await reading.answer.next(_LOOK_S) or ():
+                    transcript.take(piece)
+        except JobCancelled:
+            transcript.break_off()
+            return await reading.keep(cancelled(reading.response, transcript.output))
+        except (Gone, NotFound, StoreUnavailable):
+            raise
+        except HeadraceError as error:
+            transcript.break_off()
+            return await reading.keep(failed(reading.response, transcript.output, error))
+        return await reading.conclude()
+
+    async def _keep(self, tenant: str, end: Object) -> Object:
+        return await self._store.end(tenant, end) or end
+
+
+def _job(stored: StoredResponse) -> str:
+    return stored.id.removeprefix(PREFIX)

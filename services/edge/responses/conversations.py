@@ -1,0 +1,128 @@
+"""`/v1/conversations`: items that outlive the responses they came from. Source: the OpenAI API reference, "Conversations"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from schemas.errors import InvalidRequest, NotFound
+from services.edge.api.body import read_json
+from services.edge.api.request import read_request
+from services.edge.api.served import Served
+from services.edge.responses.history import no_conversation, page
+from services.edge.responses.items import Item, read_items
+from services.edge.responses.objects import Object, listed
+from services.edge.responses.request import Metadata
+from services.edge.store.conversations import SqlConversationStore, StoredConversation
+
+_MOST_ITEMS = 20
+"""That one request may add, as OpenAI's."""
+
+
+class ConversationRequest(BaseModel):
+    """Of each endpoint that has a body."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    items: Any = None
+    metadata: Metadata | None = None
+
+
+class Conversations:
+    """Every endpoint raises `HeadraceError`. A tenant sees what is its own only."""
+
+    def __init__(self, served: Served, store: SqlConversationStore) -> None:
+        self._served = served
+        self._store = store
+
+    async def create(self, request: Request) -> Response:
+        """Raises `ClientGone` too, as each that reads a body."""
+        asked = await self._body(request)
+        name = f"conv_{self._new_id()}"
+        items = self._items(asked)
+        made = await self._store.create(name, _tenant(request), asked.metadata or {}, items)
+        return JSONResponse(_conversation(made))
+
+    async def retrieve(self, request: Request, name: str) -> Response:
+        return _found(name, await self._store.get(name, _tenant(request)))
+
+    async def update(self, request: Request, name: str) -> Response:
+        metadata = (await self._body(request)).metadata
+        if metadata is None:
+            raise InvalidRequest("'metadata' is needed.", param="metadata")
+        return _found(name, await self._store.update(name, _tenant(request), metadata))
+
+    async def delete(self, request: Request, name: str) -> Response:
+        if not await self._store.delete(name, _tenant(request)):
+            raise no_conversation(name)
+        return JSONResponse({"id": name, "object": "conversation.deleted", "deleted": True})
+
+    async def items(self, request: Request, name: str) -> Response:
+        return JSONResponse(page(await self._all(request, name), request.query_params))
+
+    async def add_items(self, request: Request, name: str) -> Response:
+        items = self._items(await self._body(request))
+        if not items:
+            raise InvalidRequest("'items' must hold at least one item.", param="items")
+        if not await self._store.append(name, _tenant(request), items):
+            raise no_conversation(name)
+        return JSONResponse(listed(items, has_more=False))
+
+    async def item(self, request: Request, name: str, item: str) -> Response:
+        found = next((one for one in await self._all(request, name) if one["id"] == item), None)
+        if found is None:
+            raise _no_item(item)
+        return JSONResponse(found)
+
+    async def delete_item(self, request: Request, name: str, item: str) -> Response:
+        """The conversation without it."""
+        found = await self._store.get(name, _tenant(request))
+        if found is not None and not await self._store.delete_item(name, _tenant(request), item):
+            raise _no_item(item)
+        return _found(name, found)
+
+    async def _all(self, request: Request, name: str) -> list[Item]:
+        items = await self._store.items(name, _tenant(request))
+        if items is None:
+            raise no_conversation(name)
+        return items
+
+    async def _body(self, request: Request) -> ConversationRequest:
+        settings = self._served.settings
+        limit, timeout = settings.max_body_bytes, settings.body_deadline_s
+        return read_request(ConversationRequest, await read_json(request.scope, request.receive, limit=limit, timeout=timeout))
+
+    def _items(self, asked: ConversationRequest) -> list[Item]:
+        items = read_items(asked.items, self._new_id, "items")
+        if len(items) > _MOST_ITEMS:
+            raise InvalidRequest(f"'items' may hold at most {_MOST_ITEMS} items.", param="items")
+        return items
+
+    def _new_id(self) -> str:
+        return f"{self._served.random.getrandbits(128):032x}"
+
+
+def _tenant(request: Request) -> str:
+    return str(request.state.caller.tenant.name)
+
+
+def _found(name: str, conversation: StoredConversation | None) -> Response:
+    if conversation is None:
+        raise no_conversation(name)
+    return JSONResponse(_conversation(conversation))
+
+
+def _conversation(stored: StoredConversation) -> Object:
+    return {
+        "id": stored.id,
+        "object": "conversation",
+        "created_at": int(stored.created),
+        "metadata": stored.metadata,
+    }
+
+
+def _no_item(name: str) -> NotFound:
+    return NotFound(f"Item with id {name[:64]!r} not found.")

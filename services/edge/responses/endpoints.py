@@ -1,0 +1,132 @@
+"""`/v1/responses`: create, retrieve, cancel, delete, input items."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from schemas.errors import InvalidRequest, NotFound
+from services.edge.api.body import read_json
+from services.edge.api.exchange import Pace
+from services.edge.api.measure import Measure
+from services.edge.api.request import read_request
+from services.edge.api.served import Served
+from services.edge.api.start import reserve
+from services.edge.gate.meter import Reservation
+from services.edge.responses.background import PREFIX, Background
+from services.edge.responses.history import history, number, page
+from services.edge.responses.items import Item, read_items
+from services.edge.responses.objects import Object, begun
+from services.edge.responses.prepare import Prepared, begin, prepare
+from services.edge.responses.request import ResponsesRequest
+from services.edge.responses.telling import Reading, StreamedResponse, WholeResponse
+from services.edge.responses.transcript import Transcript
+from services.edge.store.conversations import SqlConversationStore
+from services.edge.store.responses import SqlResponseStore, StoredResponse
+from services.telemetry.metrics import Metrics
+
+
+class Responses:
+    """Every endpoint raises `HeadraceError`. A tenant sees what is its own only."""
+
+    def __init__(
+        self, served: Served, store: SqlResponseStore, conversations: SqlConversationStore, background: Background
+    ) -> None:
+        self._served = served
+        self._store = store
+        self._conversations = conversations
+        self._background = background
+        self._pace = Pace(served.settings.keep_alive_s, served.settings.write_deadline_s)
+        self._unmeasured = Metrics.null()
+
+    async def create(self, request: Request) -> Response:
+        """Raises `ClientGone` too."""
+        served, settings, caller = self._served, self._served.settings, request.state.caller
+        measured_from = served.clock.monotonic()
+        body = await read_json(request.scope, request.receive, limit=settings.max_body_bytes, timeout=settings.body_deadline_s)
+        asked = read_request(ResponsesRequest, body)
+        items = read_items(asked.input, self.new_id)
+        before = await history(asked, caller.tenant.name, self._store, self._conversations)
+        prepared = await prepare(served, caller, asked, [*before, *items])
+        reservation = await reserve(served, caller, [prepared.draft])
+        measure = Measure(served.metrics, served.clock, asked.model, measured_from)
+        if asked.background:
+            return await self._in_background(request, asked, prepared, items, reservation, measure)
+        answer = begin(served, prepared)
+        response = begun(PREFIX + answer.id, int(served.clock.wall()), asked, prepared.draft.sampling)
+        reading = Reading(response, answer, Transcript(answer.id), partial(self._keep, caller.tenant.name, items), served.clock)
+        kind = StreamedResponse if asked.stream else WholeResponse
+        return kind(reading, reservation, request.state.request_id, self._pace, measure)
+
+    async def retrieve(self, request: Request, name: str) -> Response:
+        stored = await self._find(request, name)
+        tenant: str = request.state.caller.tenant.name
+        if request.query_params.get("stream") not in ("true", "True", "1"):
+            return JSONResponse(await self._background.refresh(stored, tenant))
+        if not stored.object["background"]:
+            raise InvalidRequest("Only a background response can be streamed again.", param="stream")
+        after = number(request.query_params, "starting_after", -1, 0, 2**31)
+        return await self._stream(request, stored, after)
+
+    async def cancel(self, request: Request, name: str) -> Response:
+        stored = await self._find(request, name)
+        if not stored.object["background"]:
+            raise InvalidRequest("Only a background response can be cancelled.")
+        return JSONResponse(await self._background.cancel(stored, request.state.caller.tenant.name))
+
+    async def delete(self, request: Request, name: str) -> Response:
+        stored = await self._find(request, name)
+        tenant = request.state.caller.tenant.name
+        if not await self._store.delete(name, tenant):
+            raise _unknown(name)
+        if stored.object["background"]:
+            await self._background.forget(stored, tenant)
+        return JSONResponse({"id": name, "object": "response", "deleted": True})
+
+    async def input_items(self, request: Request, name: str) -> Response:
+        """The response's own: not those of the responses before it."""
+        return JSONResponse(page((await self._find(request, name)).input, request.query_params))
+
+    def new_id(self) -> str:
+        """Of an item."""
+        return f"{self._served.random.getrandbits(128):032x}"
+
+    async def _in_background(
+        self,
+        request: Request,
+        asked: ResponsesRequest,
+        prepared: Prepared,
+        items: list[Item],
+        reservation: Reservation,
+        measure: Measure,
+    ) -> Response:
+        def make(name: str) -> Object:
+            return begun(name, int(self._served.clock.wall()), asked, prepared.draft.sampling)
+
+        tenant = request.state.caller.tenant.name
+        stored = await self._background.start(tenant, prepared, make, items, reservation, measure)
+        return await self._stream(request, stored) if asked.stream else JSONResponse(stored.object)
+
+    async def _stream(self, request: Request, stored: StoredResponse, after: int = -1) -> Response:
+        """What it uses is counted where it runs, not with each of its readers."""
+        reading = await self._background.read(stored, request.state.caller.tenant.name, after)
+        clock = self._served.clock
+        measure = Measure(self._unmeasured, clock, stored.object["model"], clock.monotonic())
+        return StreamedResponse(reading, Reservation(), request.state.request_id, self._pace, measure, lives_on=True)
+
+    async def _keep(self, tenant: str, items: list[Item], end: Object) -> Object:
+        if end["store"] or end["conversation"] is not None:
+            await self._store.add(tenant, StoredResponse(end, items), keep=end["store"])
+        return end
+
+    async def _find(self, request: Request, name: str) -> StoredResponse:
+        stored = await self._store.get(name, request.state.caller.tenant.name)
+        if stored is None:
+            raise _unknown(name)
+        return stored
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"Response with id {name[:64]!r} not found.")

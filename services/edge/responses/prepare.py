@@ -1,0 +1,66 @@
+"""From a checked request and all that came before to a job that can start. Everything that can be refused is refused here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.errors import EmptyArray, UnsupportedParameter
+from services.edge.api.answer import AnyAnswer
+from services.edge.api.parameters import refuse_unsupported
+from services.edge.api.ports import Handle
+from services.edge.api.served import Served
+from services.edge.api.start import draft, start, start_with_tools
+from services.edge.api.tools import Tools
+from services.edge.gate.records import Caller
+from services.edge.jobs.draft import Draft
+from services.edge.responses.items import Item, to_messages
+from services.edge.responses.request import ResponsesRequest, check, read_format, read_tools_of
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """`tools`: what calls are looked for in its answer; None: none."""
+
+    draft: Draft
+    tools: Tools | None
+
+
+async def prepare(served: Served, caller: Caller, asked: ResponsesRequest, items: Sequence[Item]) -> Prepared:
+    """`items`: history and input. Raises `HeadraceError`."""
+    card = served.card(asked.model, caller)
+    follows_grammars = "grammar" in card.capabilities.grammar
+    check(asked, follows_grammars=follows_grammars)
+    tools, grammar = read_tools_of(asked), read_format(asked)
+    if grammar is not None:
+        _must_offer(grammar.kind, card.capabilities.grammar)
+    refuse_unsupported(asked, card.capabilities)
+    if grammar is not None:
+        await served.text.must_compile(grammar, "text.format")
+    calling = tools.grammar(served.text.tool_format.syntax, grammar) if tools is not None and follows_grammars else None
+    if calling is not None:
+        await served.text.must_compile(calling, "tools")
+        grammar = calling
+    ids = await served.text.encode(_messages(asked, items), tools.functions if tools else ())
+    most = asked.max_output_tokens or served.settings.default_max_tokens
+    return Prepared(draft(served, caller, asked, card, ids, most=most, grammar=grammar, param="input"), tools)
+
+
+def begin(served: Served, prepared: Prepared, handle: Handle | None = None) -> AnyAnswer:
+    """The job starts, unless it has, as `handle`. Its answer has to be read, or cancelled."""
+    if prepared.tools is None:
+        return start(served, prepared.draft, (), handle=handle)
+    return start_with_tools(served, prepared.draft, (), prepared.tools, handle)
+
+
+def _messages(asked: ResponsesRequest, items: Sequence[Item]) -> list[dict[str, Any]]:
+    if not items:
+        raise EmptyArray("'input' must hold at least one item.", param="input")
+    told = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
+    return [*told, *to_messages(items)]
+
+
+def _must_offer(kind: str, offered: Sequence[str]) -> None:
+    if kind not in offered:
+        raise UnsupportedParameter("This model does not support 'text.format'.", param="text.format")

@@ -1,0 +1,123 @@
+"""Responses as rows, each with its own input; what came before is found along `previous`.
+
+Owns the SQL. Invariants: a response is its tenant's alone; it ends once, and its conversation gets its items in the same
+transaction; of those that were in time, the first end counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.edge.store.conversations import append
+from services.edge.store.database import Database, database_time
+from services.edge.store.tables import responses
+
+Json = dict[str, Any]
+LONGEST = 1000
+"""Responses that one history may hold."""
+_MOST_SWEPT = 1000
+_encode, _decode = msgspec.json.encode, msgspec.json.decode
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """`object`: as clients see it. `input`: its own items."""
+
+    object: Json
+    input: list[Json]
+    running: bool = False
+
+    @property
+    def id(self) -> str:
+        return str(self.object["id"])
+
+
+class SqlResponseStore:
+    """Every method raises `StoreUnavailable`. What is not the tenant's is not there."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, tenant: str, response: StoredResponse, *, keep: bool = True) -> None:
+        """A new row. One that has ended gives its items to its conversation, also when it is not to be kept itself."""
+        row = {
+            "id": response.id,
+            "tenant": tenant,
+            "running": response.running,
+            "previous": response.object["previous_response_id"],
+            "created": database_time(),
+            "object": _encode(response.object),
+            "input": _encode(response.input),
+        }
+        async with self._database.write() as connection:
+            if keep:
+                await connection.execute(sa.insert(responses).values(row))
+            if not response.running:
+                await _tell_conversation(connection, tenant, response)
+
+    async def end(self, tenant: str, ended: Json) -> Json | None:
+        """How it ended: as `ended` says, unless it had ended already. None: it was deleted."""
+        mine = _is(ended["id"], tenant)
+        change = sa.update(responses).where(mine, responses.c.running).values(running=False, object=_encode(ended))
+        async with self._database.write() as connection:
+            changed = (await connection.execute(change)).rowcount
+            row = (await connection.execute(sa.select(responses).where(mine))).mappings().one_or_none()
+            if row is not None and changed:
+                await _tell_conversation(connection, tenant, _stored(row))
+        return None if row is None else _stored(row).object
+
+    async def get(self, name: str, tenant: str) -> StoredResponse | None:
+        async with self._database.read() as connection:
+            row = (await connection.execute(sa.select(responses).where(_is(name, tenant)))).mappings().one_or_none()
+        return None if row is None else _stored(row)
+
+    async def delete(self, name: str, tenant: str) -> bool:
+        async with self._database.write() as connection:
+            return bool((await connection.execute(sa.delete(responses).where(_is(name, tenant)))).rowcount)
+
+    async def history(self, name: str, tenant: str) -> tuple[list[StoredResponse], str | None]:
+        """The response and those before it, oldest first, and the id of what would come next: None = it is whole."""
+        newest = sa.select(responses.c.id, responses.c.previous, sa.literal(0).label("age")).where(_is(name, tenant))
+        chain = newest.cte("chain", recursive=True)
+        older = sa.select(responses.c.id, responses.c.previous, chain.c.age + 1).where(
+            responses.c.id == chain.c.previous, responses.c.tenant == tenant, chain.c.age < LONGEST
+        )
+        chain = chain.union_all(older)
+        query = sa.select(responses).join(chain, chain.c.id == responses.c.id).order_by(chain.c.age.desc())
+        async with self._database.read() as connection:
+            rows = (await connection.execute(query)).mappings().all()
+        return [_stored(row) for row in rows], rows[0]["previous"] if rows else name
+
+    async def running(self, most: int) -> list[tuple[str, str]]:
+        """(id, tenant) of some that have not ended, oldest first."""
+        query = sa.select(responses.c.id, responses.c.tenant).where(responses.c.running).order_by(responses.c.created).limit(most)
+        async with self._database.read() as connection:
+            return [(row.id, row.tenant) for row in (await connection.execute(query)).all()]
+
+    async def sweep(self, keep_s: float) -> int:
+        """Forget what is older; how many that were."""
+        old = sa.select(responses.c.id).where(responses.c.created < database_time() - keep_s).limit(_MOST_SWEPT)
+        async with self._database.write() as connection:
+            return (await connection.execute(sa.delete(responses).where(responses.c.id.in_(old)))).rowcount
+
+
+async def _tell_conversation(connection: AsyncConnection, tenant: str, response: StoredResponse) -> None:
+    """A conversation that was deleted meanwhile gets nothing."""
+    conversation = response.object["conversation"]
+    said: Sequence[Json] = response.object["output"]
+    if conversation is not None and response.object["status"] in ("completed", "incomplete"):
+        await append(connection, conversation["id"], tenant, [*response.input, *said])
+
+
+def _is(name: str, tenant: str) -> sa.ColumnElement[bool]:
+    return sa.and_(responses.c.id == name, responses.c.tenant == tenant)
+
+
+def _stored(row: sa.RowMapping) -> StoredResponse:
+    return StoredResponse(_decode(row["object"]), _decode(row["input"]), bool(row["running"]))

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from services.edge.store.database import Database, database_url
+from services.edge.store.migrate import migrate
+from tests.edge.responses.rig import ResponsesApi
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    database = Database(database_url("", tmp_path))
+    await migrate(database)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def api(database: Database) -> AsyncIterator[ResponsesApi]:
+    api = ResponsesApi(database)
+    yield api
+    await api.background.close()

@@ -1,0 +1,164 @@
+"""Background responses: created, looked at, streamed again from any event, cancelled, ended without a reader."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from schemas.errors import JobFailed, Overloaded
+from services.edge.store.database import Database
+from services.edge.store.records import JobState
+from tests.edge.cluster import until
+from tests.edge.fakes import MODEL, Script, says
+from tests.edge.responses.rig import ResponsesApi
+from tests.edge.responses.test_create import CALL, WEATHER
+from tests.edge.responses.test_stream import assemble, read_events
+from tests.text.tiny import byte_ids
+
+
+async def stands(api: ResponsesApi, name: str, *wanted: str) -> dict[str, Any]:
+    """The object, once its status is one of `wanted`."""
+    async with asyncio.timeout(5):
+        while True:
+            found: dict[str, Any] = (await api.ask("GET", f"/v1/responses/{name}")).json()
+            if found["status"] in wanted:
+                return found
+            await asyncio.sleep(0.01)
+
+
+def waits() -> Script:
+    """A script that says nothing before its `go` is set."""
+    return Script([byte_ids("hello")], go=asyncio.Event())
+
+
+async def test_it_is_queued_runs_and_is_complete(api: ResponsesApi) -> None:
+    script = waits()
+    api.detached.scripts = [script]
+    made = (await api.respond(background=True)).json()
+    assert (made["status"], made["background"], made["output"]) == ("queued", True, [])
+    await stands(api, made["id"], "in_progress")
+    assert script.go is not None
+    script.go.set()
+    done = await stands(api, made["id"], "completed")
+    assert done["output"][0]["content"][0]["text"] == "hello"
+    assert done["usage"]["output_tokens"] == 5
+
+
+async def test_a_stream_goes_on_from_any_event(api: ResponsesApi) -> None:
+    """However the tokens were bundled for the first reader and for the next."""
+    api.detached.default = says("I lo", f"ok.\n{CALL}", f"\n{CALL}")
+    events = read_events(await api.respond(background=True, stream=True, tools=[WEATHER]))
+    last = assemble(events)
+    assert [item["type"] for item in last["output"]] == ["message", "function_call", "function_call"]
+    assert (await api.ask("GET", f"/v1/responses/{last['id']}")).json() == last
+    for job in api.detached.jobs.values():
+        job.script = says(*f"I look.\n{CALL}\n{CALL}")
+    for after in (-1, 0, 1, 5, len(events) // 2, len(events) - 2):
+        query = f"&starting_after={after}" if after >= 0 else ""
+        again = read_events(await api.ask("GET", f"/v1/responses/{last['id']}?stream=true{query}"))
+        assert again == events[after + 1 :]
+
+
+async def test_the_sdk_resumes(api: ResponsesApi) -> None:
+    async with api.sdk() as client:
+        first = await client.responses.create(model=MODEL, input="hi", background=True, stream=True)
+        name, text, at = "", "", 0
+        async for event in first:
+            at = event.sequence_number
+            if event.type == "response.created":
+                name = event.response.id
+            if event.type == "response.output_text.delta":
+                text += event.delta
+                break
+        async for event in await client.responses.retrieve(name, stream=True, starting_after=at):
+            if event.type == "response.output_text.delta":
+                text += event.delta
+        assert text == "hello" == (await client.responses.retrieve(name)).output_text
+
+
+async def test_cancelled(api: ResponsesApi) -> None:
+    api.detached.default = waits()
+    made = (await api.respond(background=True)).json()
+    streamed = asyncio.create_task(api.ask("GET", f"/v1/responses/{made['id']}?stream=true"))
+    (job,) = api.detached.jobs.values()
+    await until(lambda: len(job.readers) == 2)
+    cancelled = (await api.ask("POST", f"/v1/responses/{made['id']}/cancel")).json()
+    assert cancelled["status"] == "cancelled"
+    assert api.detached.cancelled
+    again = (await api.ask("POST", f"/v1/responses/{made['id']}/cancel")).json()
+    assert again == cancelled == await stands(api, made["id"], "cancelled")
+    last = read_events(await streamed)[-1]
+    assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
+
+
+async def test_only_a_background_response_can_be_cancelled_or_streamed_again(api: ResponsesApi) -> None:
+    name = (await api.respond()).json()["id"]
+    assert (await api.ask("POST", f"/v1/responses/{name}/cancel")).status_code == 400
+    assert (await api.ask("GET", f"/v1/responses/{name}?stream=true")).status_code == 400
+
+
+async def test_deleted_while_it_runs(api: ResponsesApi) -> None:
+    api.detached.default = waits()
+    name = (await api.respond(background=True)).json()["id"]
+    assert (await api.ask("DELETE", f"/v1/responses/{name}")).json()["deleted"]
+    assert not api.detached.jobs
+    assert (await api.ask("GET", f"/v1/responses/{name}")).status_code == 404
+
+
+async def test_it_fails(api: ResponsesApi) -> None:
+    api.detached.default = Script([byte_ids("he")], error=JobFailed("The engine failed."))
+    made = (await api.respond(background=True)).json()
+    failed = await stands(api, made["id"], "failed")
+    assert failed["error"]["message"] == "The engine failed."
+    assert failed["output"][0]["content"][0]["text"] == "he"
+
+
+async def test_a_refused_one_leaves_nothing(api: ResponsesApi) -> None:
+    api.detached.default = Script(refuse=Overloaded("Too many.", retry_after=1.0))
+    refused = await api.respond(background=True)
+    assert refused.status_code == 503
+    assert not api.detached.jobs
+
+
+@pytest.mark.parametrize("by", ["look", "retrieve"])
+async def test_another_edge_ends_what_one_left(api: ResponsesApi, database: Database, by: str) -> None:
+    api.detached.default = waits()
+    name = (await api.respond(background=True)).json()["id"]
+    await api.background.close()
+    other = ResponsesApi(database)
+    other.detached.jobs = api.detached.jobs
+    (job,) = other.detached.jobs.values()
+    job.script, job.state = says("hello"), JobState.FINISHED
+    if by == "look":
+        await other.background.look()
+        job.script = says("not read again")
+    done = await stands(other, name, "completed")
+    assert done["output"][0]["content"][0]["text"] == "hello"
+
+
+async def test_a_job_whose_tokens_are_gone_has_failed(api: ResponsesApi) -> None:
+    api.detached.default = waits()
+    name = (await api.respond(background=True)).json()["id"]
+    await api.background.close()
+    api.detached.jobs.clear()
+    assert (await stands(api, name, "failed"))["output"] == []
+
+
+async def test_after_the_only_call_that_is_allowed_it_is_stopped(api: ResponsesApi) -> None:
+    api.detached.default = says(CALL, f"\n{CALL}")
+    made = (await api.respond(background=True, tools=[WEATHER], parallel_tool_calls=False)).json()
+    assert len((await stands(api, made["id"], "completed"))["output"]) == 1
+    await until(lambda: api.detached.cancelled)
+
+
+async def test_a_later_response_builds_on_it_once_it_has_ended(api: ResponsesApi) -> None:
+    script = waits()
+    api.detached.scripts = [script]
+    name = (await api.respond(background=True)).json()["id"]
+    assert (await api.respond(previous_response_id=name)).json()["error"]["param"] == "previous_response_id"
+    assert script.go is not None
+    script.go.set()
+    await stands(api, name, "completed")
+    assert (await api.respond(previous_response_id=name)).status_code == 200

@@ -1,0 +1,85 @@
+"""Conversations: their items, what responses add to them, and who sees them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from services.edge.store.conversations import SqlConversationStore
+from services.edge.store.database import Database
+from tests.edge.fakes import MODEL, says
+from tests.edge.responses.rig import ResponsesApi
+from tests.edge.responses.test_background import stands
+from tests.edge.responses.test_create import prompt
+
+
+async def test_with_the_sdk(api: ResponsesApi) -> None:
+    async with api.sdk() as client:
+        made = await client.conversations.create(metadata={"a": "b"}, items=[{"role": "developer", "content": "Be brief."}])
+        assert (made.object, made.metadata) == ("conversation", {"a": "b"})
+        assert (await client.conversations.update(made.id, metadata={"c": "d"})).metadata == {"c": "d"}
+        assert (await client.conversations.retrieve(made.id)).metadata == {"c": "d"}
+        for text in ("one", "two"):
+            response = await client.responses.create(model=MODEL, input=text, conversation=made.id)
+            assert response.conversation is not None
+            assert response.conversation.id == made.id
+        items: list[Any] = [item async for item in client.conversations.items.list(made.id, order="asc", limit=2)]
+        texts = [(item.role, item.content[0].text) for item in items]
+        hello = ("assistant", "hello")
+        assert texts == [("developer", "Be brief."), ("user", "one"), hello, ("user", "two"), hello]
+        added = await client.conversations.items.create(made.id, items=[{"role": "user", "content": "three"}])
+        assert (await client.conversations.items.retrieve(added.data[0].id or "", conversation_id=made.id)) == added.data[0]
+        await client.conversations.items.delete(added.data[0].id or "", conversation_id=made.id)
+        assert (await client.conversations.delete(made.id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await client.conversations.retrieve(made.id)
+    assert prompt(api).endswith("<|user|>one<|end|>\n<|assistant|>hello<|end|>\n<|user|>two<|end|>\n<|assistant|>")
+
+
+async def test_a_background_response_adds_once(api: ResponsesApi) -> None:
+    name = (await api.ask("POST", "/v1/conversations", metadata={})).json()["id"]
+    api.detached.default = says("hello")
+    made = (await api.respond(background=True, conversation={"id": name})).json()
+    await stands(api, made["id"], "completed")
+    await api.ask("GET", f"/v1/responses/{made['id']}?stream=true")
+    assert len((await api.ask("GET", f"/v1/conversations/{name}/items")).json()["data"]) == 2
+
+
+async def test_a_response_that_is_not_stored_adds_too(api: ResponsesApi) -> None:
+    name = (await api.ask("POST", "/v1/conversations", metadata={})).json()["id"]
+    await api.respond(conversation=name, store=False)
+    assert len((await api.ask("GET", f"/v1/conversations/{name}/items")).json()["data"]) == 2
+
+
+async def test_tenants_do_not_see_each_other(api: ResponsesApi) -> None:
+    ours, theirs = api.keys.make(tenant="acme"), api.keys.make(tenant="globex")
+    made = await api.ask("POST", "/v1/conversations", ours, items=[{"role": "user", "content": "x", "id": "msg_1"}])
+    name = made.json()["id"]
+    item = {"items": [{"role": "user", "content": "x"}]}
+    for method, path, body in (
+        ("GET", "", {}),
+        ("POST", "", {"metadata": {"a": "b"}}),
+        ("GET", "/items", {}),
+        ("POST", "/items", item),
+        ("GET", "/items/msg_1", {}),
+        ("DELETE", "/items/msg_1", {}),
+        ("DELETE", "", {}),
+    ):
+        answer = await api.ask(method, f"/v1/conversations/{name}{path}", theirs, **body)
+        assert answer.status_code == 404, (method, path)
+    assert (await api.respond(theirs, conversation=name)).status_code == 404
+    assert len((await api.ask("GET", f"/v1/conversations/{name}/items", ours)).json()["data"]) == 1
+
+
+async def test_items_of_many_writers_are_all_there(database: Database) -> None:
+    store = SqlConversationStore(database)
+    await store.create("c", "t", {}, [])
+    await asyncio.gather(*(store.append("c", "t", [{"id": f"{n}-{k}"} for k in range(3)]) for n in range(10)))
+    items = await store.items("c", "t")
+    assert items is not None
+    names = [item["id"] for item in items]
+    assert sorted(names) == sorted(f"{n}-{k}" for n in range(10) for k in range(3))
+    assert all(names[at][0] == names[at + 1][0] == names[at + 2][0] for at in range(0, 30, 3))

@@ -1,4 +1,4 @@
-"""Detached jobs as the rest of the edge uses them: submit, read, cancel, delete. The Responses API will stand on this.
+"""Detached jobs as the rest of the edge uses them: submit, read, cancel, delete. Background responses stand on this.
 
 Owns the tasks behind them. Invariant: a job is submitted only after its row was written, so that an accepted job is never lost;
 while the database cannot be used, new detached jobs are refused, and everything else goes on.

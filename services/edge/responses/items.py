@@ -6,6 +6,7 @@ Kept items are whole: each has an id, a type, a status and its content in parts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from schemas.errors import EmptyArray, InvalidRequest, UnsupportedParameter
 
 Item = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 """Kinds of parts that are text, and the field that holds it."""
 
@@ -57,8 +59,8 @@ def _item(value: Any, new_id: Callable[[], str], param: str) -> Item:
         raise UnsupportedParameter(f"Items of type {str(kind)[:40]!r} are not supported.", param=f"{param}.type")
     prefix, fields = read(value, param)
     name = value.get("id")
-    if name is not None and not (isinstance(name, str) and 0 < len(name) <= 128):
-        raise InvalidRequest("'id' must be a string of at most 128 characters.", param=f"{param}.id")
+    if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise InvalidRequest("'id' must be 1 to 128 letters, digits, '_', '.' or '-'.", param=f"{param}.id")
     return {"id": name or f"{prefix}_{new_id()}", "type": kind, "status": "completed", **fields}
 
 

@@ -14,7 +14,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from services.edge.store.database import Database, database_time
+from services.edge.store.database import Database, database_time, has_name
 from services.edge.store.tables import conversation_items as items
 from services.edge.store.tables import conversations
 
@@ -81,7 +81,8 @@ class SqlConversationStore:
         async with self._database.write() as connection:
             if not await _lock(connection, name, tenant):
                 return False
-            deleted = await connection.execute(sa.delete(items).where(items.c.conversation == name, items.c.id == item))
+            mine = (items.c.conversation == name, has_name(items.c.id, item))
+            deleted = await connection.execute(sa.delete(items).where(*mine))
             return bool(deleted.rowcount)
 
 
@@ -106,7 +107,7 @@ async def _lock(connection: AsyncConnection, name: str, tenant: str) -> bool:
 
 
 def _is(name: str, tenant: str) -> sa.ColumnElement[bool]:
-    return sa.and_(conversations.c.id == name, conversations.c.tenant == tenant)
+    return sa.and_(has_name(conversations.c.id, name), conversations.c.tenant == tenant)
 
 
 def _conversation(row: sa.RowMapping) -> StoredConversation:

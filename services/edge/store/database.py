@@ -29,6 +29,7 @@ _BUSY_MS = 2000
 """How long SQLite waits for another process's transaction; less than the deadline, so that no thread outlives its caller."""
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 _WRITES = "headrace_writes"
+_LONGEST_NAME = 128
 
 
 class database_time(FunctionElement[float]):
@@ -46,6 +47,11 @@ def _sqlite_time(*_: Any, **__: Any) -> str:
 @compiles(database_time, "postgresql")
 def _postgresql_time(*_: Any, **__: Any) -> str:
     return "extract(epoch from clock_timestamp())::double precision"
+
+
+def has_name(column: sa.Column[str], name: str) -> sa.ColumnElement[bool]:
+    """`name` is what a caller says: nothing has a name that no database takes, or that we would not give."""
+    return column == name if name.isascii() and name.isprintable() and len(name) <= _LONGEST_NAME else sa.false()
 
 
 def database_url(configured: str, home: Path) -> URL:

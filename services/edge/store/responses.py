@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.edge.store.conversations import append
-from services.edge.store.database import Database, database_time
+from services.edge.store.database import Database, database_time, has_name
 from services.edge.store.tables import responses
 
 Json = dict[str, Any]
@@ -116,7 +116,7 @@ async def _tell_conversation(connection: AsyncConnection, tenant: str, response:
 
 
 def _is(name: str, tenant: str) -> sa.ColumnElement[bool]:
-    return sa.and_(responses.c.id == name, responses.c.tenant == tenant)
+    return sa.and_(has_name(responses.c.id, name), responses.c.tenant == tenant)
 
 
 def _stored(row: sa.RowMapping) -> StoredResponse:

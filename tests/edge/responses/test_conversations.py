@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import openai
 import pytest
 
-from services.edge.store.conversations import SqlConversationStore
-from services.edge.store.database import Database
 from tests.edge.fakes import MODEL, says
 from tests.edge.responses.rig import ResponsesApi
 from tests.edge.responses.test_background import stands
@@ -72,14 +69,3 @@ async def test_tenants_do_not_see_each_other(api: ResponsesApi) -> None:
         assert answer.status_code == 404, (method, path)
     assert (await api.respond(theirs, conversation=name)).status_code == 404
     assert len((await api.ask("GET", f"/v1/conversations/{name}/items", ours)).json()["data"]) == 1
-
-
-async def test_items_of_many_writers_are_all_there(database: Database) -> None:
-    store = SqlConversationStore(database)
-    await store.create("c", "t", {}, [])
-    await asyncio.gather(*(store.append("c", "t", [{"id": f"{n}-{k}"} for k in range(3)]) for n in range(10)))
-    items = await store.items("c", "t")
-    assert items is not None
-    names = [item["id"] for item in items]
-    assert sorted(names) == sorted(f"{n}-{k}" for n in range(10) for k in range(3))
-    assert all(names[at][0] == names[at + 1][0] == names[at + 2][0] for at in range(0, 30, 3))

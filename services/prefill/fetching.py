@@ -1,7 +1,7 @@
 """Cached KV blocks of a prompt, fetched from the decode worker that has them instead of being computed here.
 
-Owns: when that is worth a try, and how long it may take. Must not know what becomes of the run. Invariant: a block is shared only
-after its release was answered *ok*; whatever fails costs time, and the prompt is computed.
+Owns: when that is worth a try, how long it may take, and how fast it was. Must not know what becomes of the run. Invariant: a
+block is shared only after its release was answered *ok*; whatever fails costs time, and the prompt is computed.
 """
 
 from __future__ import annotations
@@ -42,10 +42,18 @@ def time_limit(size: int) -> float:
     return LEAST_S + size / BYTES_S
 
 
+_WEIGHT = 0.2
+"""Of the newest fetch in the measured rate."""
+
+
 class Fetching:
+    """Says to routers what it can: `worker.beats.fetch_tokens_s`, at first by what a network should carry."""
+
     def __init__(self, worker: Worker, transfer: TransferClient) -> None:
         self._worker = worker
         self._transfer = transfer
+        block = worker.engine.pool.block_bytes
+        worker.beats.fetch_tokens_s = BYTES_S / block * worker.engine.info.block_tokens
 
     def wanted(self, spec: RunSpec, cached: CachedBlocks | None) -> Wanted | None:
         """None: nothing is to be had that the prompt's computation could use and that is not here."""
@@ -78,6 +86,7 @@ class Fetching:
     async def _fetch(self, run: int, wanted: Wanted) -> str:
         worker, pool = self._worker, self._worker.engine.pool
         have, kv_compat = len(wanted.here), worker.engine.info.kv_compat
+        began = worker.clock.monotonic()
         request = OfferRequest(run=run, kv_compat=kv_compat, hashes=wanted.hashes, have=have)
         subject = worker.subjects.decode_offer(wanted.process)
         offer = await ask(worker.bus, subject, request, Offer, timeout=OFFER_ANSWER_S)
@@ -98,4 +107,10 @@ class Fetching:
             await pool.stage_in(blocks)
         pool.seal(RunHolder(run), blocks, names[have:])
         worker.metrics.kv_blocks_fetched.add(len(blocks))
+        self._observe(len(blocks), worker.clock.monotonic() - began)
         return "fetched"
+
+    def _observe(self, blocks: int, seconds: float) -> None:
+        if seconds > 0:
+            beats, tokens = self._worker.beats, blocks * self._worker.engine.info.block_tokens
+            beats.fetch_tokens_s = (1 - _WEIGHT) * beats.fetch_tokens_s + _WEIGHT * tokens / seconds

@@ -9,6 +9,8 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
+import msgspec
+
 from schemas.errors import BusError
 from schemas.state import Credits, Role, WorkerState
 from schemas.subjects import Subjects
@@ -51,6 +53,7 @@ class Beats:
         self._versions = itertools.count(1)
         self._changed = asyncio.Event()
         self.draining = False
+        self.fetch_tokens_s = 0.0
 
     def credits(self) -> Credits:
         """What this worker would still take, now."""
@@ -86,7 +89,7 @@ class Beats:
             swap_used=pool.swap.used,
             steps=stats.steps,
             step_p99_s=stats.step_p99_s,
-            rates=stats.rates,
+            rates=msgspec.structs.replace(stats.rates, fetch_tokens_s=self.fetch_tokens_s),
             draining=self.draining,
             stalled=self._stalls.stalled,
             host=self._host,

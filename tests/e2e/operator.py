@@ -50,6 +50,12 @@ class Operator:
         decoded: dict[str, Any] = json.loads(answer.data)
         return decoded
 
+    async def metrics(self, role: str) -> str:
+        """Prometheus text of all processes of `role`."""
+        found = [service["id"] for service in await self.services() if service["name"] == f"headrace-{role}"]
+        answers = [await self.client.request(f"hr.admin.{role}.{one}.metrics", b"{}", timeout=ANSWER_S) for one in found]
+        return "\n".join(answer.data.decode() for answer in answers)
+
     async def assert_clean(self, within: float = 5.0) -> None:
         """Every pool is at its baseline, its books are right, no run is left. Raises AssertionError with what is not."""
         statuses = await self.until(lambda found: all(_clean(status) for status in found.values()), within)

@@ -111,6 +111,14 @@ class TokensLimited(RateLimited):
     type = "tokens"
 
 
+class InsufficientQuota(HeadraceError):
+    """The caller's budget is spent: not before a day or a month is over is there more."""
+
+    status = 429
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+
 class InternalError(HeadraceError):
     """Something of ours failed. The text is fixed; details are in the log under the request id."""
 

@@ -64,6 +64,7 @@ class EdgeSettings(_Section):
     responses are.
     `max_choices` bounds a request's `n`; `max_generated_tokens` what all its choices together may generate, if it has several;
     `max_prompt_logprobs` log-probabilities of one prompt, alternatives included;
+    `price_per_compute_s`: what a second of compute costs, in any currency; unset = `usage` has no cost.
     `max_nats_requests` how many requests that came over NATS run at once.
     """
 
@@ -84,6 +85,7 @@ class EdgeSettings(_Section):
     max_generated_tokens: int = Field(2**17, gt=0)
     max_prompt_logprobs: int = Field(2**17, gt=0)
     max_nats_requests: int = Field(256, gt=0)
+    price_per_compute_s: float | None = Field(None, ge=0)
     drain_timeout_s: float = Field(30.0, gt=0)
     database_url: str = ""
     detached_jobs: int = Field(1024, ge=0)

@@ -115,6 +115,9 @@ def _limits(arguments: argparse.Namespace) -> Limits:
     return Limits(
         requests_per_minute=arguments.rpm,
         tokens_per_minute=arguments.tpm,
+        concurrent=arguments.concurrent,
+        tokens_per_day=arguments.budget_day,
+        tokens_per_month=arguments.budget_month,
         prompt_tokens=arguments.max_prompt,
         output_tokens=arguments.max_output,
     )

@@ -110,6 +110,9 @@ def _limit_flags(command: argparse.ArgumentParser) -> None:
     for flag, what in (
         ("--rpm", "requests a minute"),
         ("--tpm", "tokens a minute, of prompts and answers"),
+        ("--concurrent", "requests that run at once"),
+        ("--budget-day", "tokens a day (UTC), of prompts and answers"),
+        ("--budget-month", "tokens a calendar month (UTC), of prompts and answers"),
         ("--max-prompt", "tokens of one prompt"),
         ("--max-output", "tokens of one answer"),
     ):

@@ -20,6 +20,7 @@ from services.edge.api.app import create_app
 from services.edge.api.gate import Traffic
 from services.edge.api.served import Served
 from services.edge.detached.jobs import DetachedJobs
+from services.edge.gate.budgets import Budgets
 from services.edge.gate.door import Door
 from services.edge.gate.keyring import Keyring
 from services.edge.gate.meter import Meter
@@ -35,6 +36,7 @@ from services.edge.store.jobs import SqlJobStore
 from services.edge.store.keys import SqlKeyStore
 from services.edge.store.migrate import migrate
 from services.edge.store.records import Retention
+from services.edge.store.usage import SqlUsageStore
 from services.edge.tenant import server_secret, tenant
 from services.edge.text_model import TextModel
 from services.models.store import ModelStore
@@ -85,8 +87,12 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         await shared.open()
         keyring = Keyring(SqlKeyStore(database), secret, clock)
         door = Door(keyring, whose, open_on_loopback=edge.open_on_loopback)
-        meter = Meter(Counters(js, subjects).add, clock)
-        beside = [asyncio.create_task(work) for work in (shared.run(), keyring.run(), record_loop_lag(metrics, clock.monotonic))]
+        budgets = Budgets(SqlUsageStore(database), process, clock, metrics)
+        meter = Meter(Counters(js, subjects).add, budgets, clock)
+        beside = [
+            asyncio.create_task(work)
+            for work in (shared.run(), keyring.run(), budgets.run(), record_loop_lag(metrics, clock.monotonic))
+        ]
         traffic = Traffic()
         metrics.gauge(names.REQUESTS_RUNNING, lambda: float(len(jobs)))
         metrics.gauge(names.REQUESTS_WAITING, lambda: float(jobs.models.waiting(files.name)))
@@ -112,6 +118,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         for task in beside:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
+        await budgets.close()
     finally:
         text.close()
         await database.close()

@@ -1,6 +1,7 @@
 """Every metric name, once. Names and units are the field's (Prometheus style: seconds, `_total`).
 
-Labels are bounded: a model, a role, a reason of a fixed set; never a job, a tenant or a client's text.
+Labels are bounded: a model, a role, a reason of a fixed set; never a job or a client's text. A tenant, of which an operator makes
+as many as they want, is a label of cost and compute only.
 """
 
 from __future__ import annotations
@@ -83,6 +84,13 @@ DETACHED_ADOPTED = _counter("headrace_detached_adopted_total", "Detached jobs ta
 STORE_CHECKPOINT_TIME = _histogram("headrace_store_checkpoint_seconds", "One checkpoint of all detached jobs.", _FAST)
 STORE_FAILURES = _counter("headrace_store_failures_total", "Times the database could not be used, by operation.")
 STORE_BEHIND = _gauge("headrace_store_tokens_behind", "Tokens of detached jobs that are not in the database yet.")
+
+COST = _counter("headrace_cost_total", "What requests that ended cost, by tenant and model.")
+COMPUTE = _counter("headrace_compute_seconds_total", "Seconds of compute of requests that ended, by tenant and model.")
+USAGE_BEHIND = _gauge("headrace_usage_entries_behind", "Entries of the usage ledger that are not in the database yet.")
+USAGE_LOST = _counter(
+    "headrace_usage_entries_lost_total", "Entries of the usage ledger given up: the database was away too long."
+)
 
 BUS_REFUSED = _counter("headrace_bus_refused_total", "Messages refused whole, by subject family and reason.")
 BUS_RECONNECTS = _counter("headrace_bus_reconnects_total", "Times the NATS connection came back.")

@@ -23,11 +23,13 @@ from services.clock import SystemClock
 from services.edge.api.app import create_app
 from services.edge.api.gate import Traffic
 from services.edge.api.served import Served
+from services.edge.gate.budgets import Budgets
 from services.edge.gate.door import Door
 from services.edge.gate.keyring import Keyring
 from services.edge.gate.keys import key_id, new_key
 from services.edge.gate.meter import Meter
-from services.edge.gate.records import KeyRecord
+from services.edge.gate.purse import Ask, Got
+from services.edge.gate.records import Entry, KeyRecord
 from services.edge.jobs.draft import Delta, Draft
 from services.edge.jobs.handle import JobCancelled
 from services.edge.tenant import tenant
@@ -84,6 +86,7 @@ class FakeHandle:
         self.draft = draft
         self.id = f"{next(self._ids):032x}"
         self.cached_tokens = 0
+        self.compute_s = 0.25
         self.done = False
         self.cancelled = asyncio.Event()
         self.stopped: list[int] = []
@@ -203,6 +206,35 @@ class FakeCounters:
         return self.values[kind, owner, window]
 
 
+class FakeUsage:
+    """A `UsageStore` in memory; `down`: the database cannot be reached. Leases never end."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.held: dict[tuple[str, str], dict[str, int]] = {}
+        self.spent: Counter[tuple[str, str]] = Counter()
+        self.down = False
+
+    async def exchange(
+        self, edge: str, entries: Sequence[Entry], asks: Sequence[Ask], lease_s: float
+    ) -> dict[tuple[str, str], Got]:
+        await asyncio.sleep(0)
+        if self.down:
+            raise StoreUnavailable("The database cannot be used now.", retry_after=1.0)
+        fresh = {entry.used.job: entry for entry in entries if entry.used.job not in self.entries}
+        self.entries |= fresh
+        answers = {}
+        for ask in asks:
+            key = ask.owner, ask.window
+            self.spent[key] += sum(tokens for job, tokens in ask.charges.items() if job in fresh)
+            held = self.held.setdefault(key, {})
+            held.pop(edge, None)
+            granted = max(0, min(ask.want, ask.limit - self.spent[key] - sum(held.values()) - ask.keep))
+            held[edge] = ask.keep + granted
+            answers[key] = Got(granted, self.spent[key])
+        return answers
+
+
 @dataclass
 class FakeKeys:
     """A `KeyStore` in memory; `down`: the database cannot be reached."""
@@ -247,9 +279,11 @@ class Api:
         text = TextModel(MODEL, tiny_tokenizer(), tiny_template(), GenerationDefaults())
         edge = EdgeSettings(**settings)
         self.counters = FakeCounters()
-        self.served = Served(
-            edge, self.jobs, text, Meter(self.counters, SystemClock()), SystemClock(), Random(3), self.metrics, 1_700_000_000
-        )
+        self.usage = FakeUsage()
+        clock = SystemClock()
+        self.budgets = Budgets(self.usage, "edge-test", clock, self.metrics)
+        meter = Meter(self.counters, self.budgets, clock)
+        self.served = Served(edge, self.jobs, text, meter, clock, Random(3), self.metrics, 1_700_000_000)
         self.keys = FakeKeys()
         keyring = Keyring(self.keys, SECRET, SystemClock())
         door = Door(keyring, lambda name: tenant(SECRET, name), open_on_loopback=True)

@@ -70,7 +70,7 @@ class AnyAnswer(Protocol):
 class Answer:
     """`token_by_token`: stop strings are looked for after each token, so that nothing after one is counted.
 
-    `logprobs`: one a choice, or none at all; they need `token_by_token`.
+    `logprobs`: one a choice, or none at all; they need `token_by_token`. `price`: of a second of compute.
     """
 
     def __init__(
@@ -82,8 +82,10 @@ class Answer:
         token_by_token: bool,
         logprobs: Sequence[TokenLogprobs] = (),
         prompt: PromptWriter | None = None,
+        price: float | None = None,
     ) -> None:
         self._handle = handle
+        self._price = price
         self._texts = texts
         self._logprobs = logprobs
         self._prompt = prompt
@@ -100,7 +102,8 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        return Usage(self._prompt_tokens, self._completion_tokens, self._handle.cached_tokens)
+        handle = self._handle
+        return Usage(self._prompt_tokens, self._completion_tokens, handle.cached_tokens, handle.compute_s, self._price)
 
     @property
     def done(self) -> bool:

@@ -75,7 +75,8 @@ class ChatCompletions:
         most = asked.max_completion_tokens or asked.max_tokens or settings.default_max_tokens
         job = draft(served, caller, asked, card, ids, most=most, grammar=grammar)
         reservation = await reserve(served, caller, [job])
-        answer = start_with_tools(served, job, stops, tools) if tools else start(served, job, stops)
+        with reservation.undone_on_failure():
+            answer = start_with_tools(served, job, stops, tools) if tools else start(served, job, stops)
         form = ChatForm(f"chatcmpl-{answer.id}", int(served.clock.wall()), asked.model, usage=asked.usage_streamed)
         return Begun(answer, form, reservation, asked.model, bool(asked.stream))
 

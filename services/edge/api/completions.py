@@ -54,7 +54,8 @@ class Completions:
         echoes = self._echoes(prompts, jobs) if asked.echo else {}
         writers = [self._writer(asked, job, echoes.get(at * job.n, "")) for at, job in enumerate(jobs)]
         reservation = await reserve(served, caller, jobs)
-        answer = Several([start(served, job, stops, writer) for job, writer in zip(jobs, writers, strict=True)], n=jobs[0].n)
+        with reservation.undone_on_failure():
+            answer = Several([start(served, job, stops, writer) for job, writer in zip(jobs, writers, strict=True)], n=jobs[0].n)
         form = CompletionForm(
             f"cmpl-{answer.id}", int(served.clock.wall()), asked.model, usage=asked.usage_streamed, echoes=echoes
         )

@@ -35,6 +35,8 @@ def error_response(error: HeadraceError) -> Response:
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+    if error.status == HTTPStatus.TOO_MANY_REQUESTS and not error.retryable:
+        headers["x-should-retry"] = "false"  # the official SDKs would try again otherwise
     return Response(envelope(error), error.status, headers, "application/json")
 
 

@@ -60,7 +60,7 @@ class Exchange(Response):
         """Nobody reads any more."""
         usage = self._answer.usage
         self._measure.end(outcome, usage.prompt_tokens, usage.completion_tokens)
-        self._reservation.settle(usage.prompt_tokens + usage.completion_tokens)
+        self._reservation.settle(usage.record(self._answer.id, self._measure.model))
         self._answer.cancel()
 
     async def work(self, writer: Writer) -> None:

@@ -16,6 +16,7 @@ class Measure:
     def __init__(self, metrics: Metrics, clock: Clock, model: str, started: float) -> None:
         self._metrics = metrics
         self._clock = clock
+        self.model = model
         self._model = {"model": model}
         self._started = started
         self._outcome = ""

@@ -25,6 +25,9 @@ class Handle(Protocol):
     def cached_tokens(self) -> int: ...
 
     @property
+    def compute_s(self) -> float: ...
+
+    @property
     def done(self) -> bool: ...
 
     @property

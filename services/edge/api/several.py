@@ -28,6 +28,8 @@ class Several:
             sum(usage.prompt_tokens for usage in each),
             sum(usage.completion_tokens for usage in each),
             sum(usage.cached_tokens for usage in each),
+            sum(usage.compute_s for usage in each),
+            each[0].price,
         )
 
     @property

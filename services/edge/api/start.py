@@ -74,6 +74,7 @@ def start(
         token_by_token=by_token,
         logprobs=logprobs,
         prompt=prompt,
+        price=served.settings.price_per_compute_s,
     )
 
 

@@ -44,6 +44,8 @@ class DetachedReader:
         self.id = job
         self.draft = draft
         self.cached_tokens = 0
+        self.compute_s = 0.0
+        """As far as it was computed while this edge held the job."""
         self._next = dict(first)
         """Choices that go on, each with the index of its next token."""
         self._keeper = keeper
@@ -100,7 +102,7 @@ class DetachedReader:
                 job.readers.discard(self._mailbox)
 
     def _from_memory(self, job: ActiveJob) -> list[Delta]:
-        self.cached_tokens = job.cached_tokens or 0
+        self.cached_tokens, self.compute_s = job.cached_tokens or 0, job.compute_s
         news = []
         for choice, first in list(self._next.items()):
             has = job.choices[choice]

@@ -1,4 +1,4 @@
-"""What one key, or one tenant, may use in a minute, and how large one request may be. Values only."""
+"""What one key, or one tenant, may use in a minute, a day, a month and at once, and how large a request may be. Values only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
-    """None = no limit. Tokens are those of prompt and answer together; `prompt_tokens` and `output_tokens` are of one request."""
+    """None = no limit. Tokens are those of prompt and answer together; `prompt_tokens` and `output_tokens` are of one request.
+
+    `concurrent`: requests that run at once. Days and months are UTC's.
+    """
 
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
+    concurrent: Count | None = None
+    tokens_per_day: Count | None = None
+    tokens_per_month: Count | None = None
     prompt_tokens: Count | None = None
     output_tokens: Count | None = None
 

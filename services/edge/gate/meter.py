@@ -1,22 +1,25 @@
 """Whether a request may run now, by the limits of its key and of its tenant; and what it used, once it has ended.
 
-A request reserves itself and its largest possible use, in every limit that it falls under, or in none of them; what it did not
-use comes back. Invariants: a reservation is settled once; no limit is passed, over any number of edges; only a limit that is used
-up makes a 429, a counter that cannot be asked makes a 503.
+A request reserves itself and its largest possible use, in every limit and budget that it falls under, or in none of them; what it
+did not use comes back, and what it did is booked. Invariants: a reservation is settled once; no limit is passed, over any number
+of edges; only a limit that is used up makes a 429, a counter that cannot be asked makes a 503.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from schemas.errors import InvalidRequest, RateLimited, TokensLimited, Unavailable
 from schemas.job import Tier
 from services.clock import Clock
+from services.edge.gate import windows
 from services.edge.gate.allotment import Allotment, Verdict
+from services.edge.gate.budgets import Budgets, Hold
 from services.edge.gate.limits import NONE, Limits
-from services.edge.gate.records import Caller
+from services.edge.gate.records import Caller, Used
 
 REQUESTS, TOKENS = "requests", "tokens"
 _OVER = {REQUESTS: RateLimited, TOKENS: TokensLimited}
@@ -37,21 +40,40 @@ class Taken:
 class Reservation:
     """What a request holds until it has ended."""
 
+    caller: Caller
+    budgets: Budgets
     requests: list[Taken] = field(default_factory=list)
     tokens: list[Taken] = field(default_factory=list)
+    holds: list[Hold] = field(default_factory=list)
+    ended: bool = False
 
-    def settle(self, used_tokens: int) -> None:
-        """The request has ended. Safe to call twice: the first counts."""
-        taken, self.tokens = self.tokens, []
-        self.requests = []
-        for one in taken:
-            one.allotment.give_back(one.amount - min(used_tokens, one.amount), one.window)
+    def settle(self, used: Used) -> None:
+        """The request has ended. Safe to call twice, also after `undo`: the first counts."""
+        if self.ended:
+            return
+        self.ended = True
+        for one in self.tokens:
+            one.allotment.give_back(one.amount - min(used.tokens, one.amount), one.window)
+        self.budgets.settle(self.holds, used.job, used.tokens)
+        self.budgets.book(self.caller, used)
 
     def undo(self) -> None:
         """The request never ran."""
+        if self.ended:
+            return
+        self.ended = True
         for one in (*self.requests, *self.tokens):
             one.allotment.give_back(one.amount, one.window)
-        self.requests, self.tokens = [], []
+        self.budgets.settle(self.holds, "", 0)
+
+    @contextmanager
+    def undone_on_failure(self) -> Iterator[None]:
+        """Around what begins the request."""
+        try:
+            yield
+        except BaseException:
+            self.undo()
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +88,33 @@ class Left:
 class Meter:
     """The allotments of one edge."""
 
-    def __init__(self, add: Add, clock: Clock) -> None:
+    def __init__(self, add: Add, budgets: Budgets, clock: Clock) -> None:
         self._add = add
+        self._budgets = budgets
         self._clock = clock
         self._allotments: OrderedDict[tuple[str, str, int], Allotment] = OrderedDict()
 
     async def admit(self, caller: Caller, prompt_tokens: int, output_tokens: int) -> Reservation:
-        """`output_tokens`: of all choices together, at most. Raises `InvalidRequest`, `RateLimited`, `Unavailable`."""
+        """`output_tokens`: of all choices together, at most.
+
+        Raises `InvalidRequest`, `RateLimited`, `InsufficientQuota`, `Unavailable`.
+        """
         for limits in (caller.limits, caller.tenant_limits):
             _must_fit(limits, prompt_tokens, output_tokens)
-        reservation = Reservation()
-        try:
+        reservation = Reservation(caller, self._budgets)
+        with reservation.undone_on_failure():
             for allotment in self._of(caller, REQUESTS):
                 reservation.requests.append(await self._take(allotment, 1, caller.tier, REQUESTS))
             for allotment in self._of(caller, TOKENS):
                 reservation.tokens.append(await self._take(allotment, prompt_tokens + output_tokens, caller.tier, TOKENS))
-        except BaseException:
-            reservation.undo()
-            raise
+            for kind, owner, limit in _budgets(caller):
+                amount = 1 if kind == windows.RUNNING else prompt_tokens + output_tokens
+                reservation.holds.append(await self._budgets.take(kind, owner, limit, amount, caller.tier))
         return reservation
+
+    def nothing(self, caller: Caller) -> Reservation:
+        """Of somebody who only reads what is counted elsewhere."""
+        return Reservation(caller, self._budgets, ended=True)
 
     def left(self, caller: Caller, kind: str) -> Left | None:
         """None where the caller has no such limit."""
@@ -106,8 +136,7 @@ class Meter:
 
     def _of(self, caller: Caller, kind: str) -> list[Allotment]:
         """Of the key and of the tenant, where there is a limit."""
-        owners = ((f"key-{caller.key}", caller.limits), (f"tenant-{caller.tenant.name}", caller.tenant_limits))
-        named = ((owner, _limit(limits, kind)) for owner, limits in owners)
+        named = ((owner, _limit(limits, kind)) for owner, limits in _owners(caller))
         return [self._allotment(kind, owner, limit) for owner, limit in named if limit is not None]
 
     def _allotment(self, kind: str, owner: str, limit: int) -> Allotment:
@@ -125,6 +154,17 @@ class Meter:
         return found
 
 
+def _owners(caller: Caller) -> tuple[tuple[str, Limits], ...]:
+    return (f"key-{caller.key}", caller.limits), (f"tenant-{caller.tenant.name}", caller.tenant_limits)
+
+
+def _budgets(caller: Caller) -> Iterator[tuple[str, str, int]]:
+    """(kind, owner, limit) of what the database counts."""
+    for owner, limits in _owners(caller):
+        each = {windows.RUNNING: limits.concurrent, windows.DAY: limits.tokens_per_day, windows.MONTH: limits.tokens_per_month}
+        yield from ((kind, owner, limit) for kind, limit in each.items() if limit is not None)
+
+
 def _limit(limits: Limits, kind: str) -> int | None:
     return limits.requests_per_minute if kind == REQUESTS else limits.tokens_per_minute
 
@@ -138,7 +178,8 @@ def _must_fit(limits: Limits, prompt_tokens: int, output_tokens: int) -> None:
     if limits.output_tokens is not None and output_tokens > limits.output_tokens:
         text = f"Up to {output_tokens} tokens were asked for; {limits.output_tokens} are allowed."
         raise InvalidRequest(text, param="max_tokens")
-    most = limits.tokens_per_minute
-    if most is not None and prompt_tokens + output_tokens > most:
-        text = f"This request may use {prompt_tokens + output_tokens} tokens, more than the {most} of a whole minute."
-        raise InvalidRequest(text, param="max_tokens")
+    whole = {"minute": limits.tokens_per_minute, "day": limits.tokens_per_day, "month": limits.tokens_per_month}
+    for window, most in whole.items():
+        if most is not None and prompt_tokens + output_tokens > most:
+            text = f"This request may use {prompt_tokens + output_tokens} tokens, more than the {most} of a whole {window}."
+            raise InvalidRequest(text, param="max_tokens")

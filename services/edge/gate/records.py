@@ -43,3 +43,29 @@ class Caller:
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What one request used, once it has ended. `job`: its first job's id. `cost` None = no price was set."""
+
+    job: str
+    model: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    compute_s: float = 0.0
+    cost: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the ledger. `key` as in `Caller`."""
+
+    tenant: str
+    key: str
+    used: Used

@@ -73,6 +73,8 @@ class ActiveJob:
         self.deaths = 0
         self.cached_tokens: int | None = None
         """Of the first attempt that said anything: what the prompt found, not what a resume found of its own earlier attempt."""
+        self._computed_before = self._computed = 0.0
+        """Seconds of compute of earlier attempts, and of this one so far."""
         self.attempt = attempt - 1
         self._claimed = 0
         self.word = Word("", 0.0, 0)
@@ -92,6 +94,7 @@ class ActiveJob:
 
     def next_attempt(self) -> None:
         self.attempt = self.claimed_attempt + 1
+        self._computed_before, self._computed = self.compute_s, 0.0
         self.state = State.SUBMITTED
         self.run = 0
         self.hop = 0
@@ -180,6 +183,7 @@ class ActiveJob:
         """
         if self.cached_tokens is None:
             self.cached_tokens = frame.cached_tokens
+        self._computed = max(self._computed, frame.compute_s)
         if frame.choice == PROMPT:
             return self.prompt.take(frame.index, frame.logprobs)
         if not 0 <= frame.choice < len(self.choices):
@@ -279,6 +283,11 @@ class ActiveJob:
     def progress(self) -> int:
         """Grows with everything that is received."""
         return self.received() + len(self.prompt.logprobs)
+
+    @property
+    def compute_s(self) -> float:
+        """Of all attempts, as far as workers have said."""
+        return self._computed_before + self._computed
 
     def unread(self) -> list[Delta]:
         found = []

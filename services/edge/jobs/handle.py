@@ -34,6 +34,11 @@ class JobHandle:
         return self._job.cached_tokens or 0
 
     @property
+    def compute_s(self) -> float:
+        """Seconds of compute of all attempts, as far as workers have said."""
+        return self._job.compute_s
+
+    @property
     def prompt_logprobs(self) -> Sequence[Logprob]:
         """Of the prompt's tokens from the second on, if the job asked for them: all are here before any token is handed out."""
         return self._job.prompt.logprobs

@@ -165,7 +165,7 @@ class Background:
             self._following.pop(stored.id, None)
             if reading is not None:
                 usage = reading.answer.usage
-                reservation.settle(usage.prompt_tokens + usage.completion_tokens)
+                reservation.settle(usage.record(_job(stored), measure.model))
                 measure.end("left", usage.prompt_tokens, usage.completion_tokens)
                 reading.answer.cancel()
 

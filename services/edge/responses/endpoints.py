@@ -54,7 +54,8 @@ class Responses:
         measure = Measure(served.metrics, served.clock, asked.model, measured_from)
         if asked.background:
             return await self._in_background(request, asked, prepared, items, reservation, measure)
-        answer = begin(served, prepared)
+        with reservation.undone_on_failure():
+            answer = begin(served, prepared)
         response = begun(PREFIX + answer.id, int(served.clock.wall()), asked, prepared.draft.sampling)
         reading = Reading(response, answer, Transcript(answer.id), partial(self._keep, caller.tenant.name, items), served.clock)
         kind = StreamedResponse if asked.stream else WholeResponse
@@ -113,8 +114,9 @@ class Responses:
         """What it uses is counted where it runs, not with each of its readers."""
         reading = await self._background.read(stored, request.state.caller.tenant.name, after)
         clock = self._served.clock
+        nothing = self._served.meter.nothing(request.state.caller)
         measure = Measure(self._unmeasured, clock, stored.object["model"], clock.monotonic())
-        return StreamedResponse(reading, Reservation(), request.state.request_id, self._pace, measure, lives_on=True)
+        return StreamedResponse(reading, nothing, request.state.request_id, self._pace, measure, lives_on=True)
 
     async def _keep(self, tenant: str, items: list[Item], end: Object) -> Object:
         if end["store"] or end["conversation"] is not None:

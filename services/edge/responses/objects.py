@@ -85,10 +85,12 @@ def _given(fields: Object) -> Object:
 
 
 def _usage(usage: Usage) -> Object:
+    cost = {} if usage.cost is None else {"cost": usage.cost}
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        **cost,
     }

@@ -14,6 +14,7 @@ class Reader(Protocol):
 
     id: str
     cached_tokens: int
+    compute_s: float
     draft: Draft
 
     @property
@@ -39,6 +40,10 @@ class OneByOne:
     @property
     def cached_tokens(self) -> int:
         return self._reader.cached_tokens
+
+    @property
+    def compute_s(self) -> float:
+        return self._reader.compute_s
 
     @property
     def done(self) -> bool:

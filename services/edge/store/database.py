@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
@@ -68,6 +69,13 @@ def database_url(configured: str, home: Path) -> URL:
     if kind == "postgresql" and find_spec("asyncpg") is None:
         raise SettingsError("edge.database_url: PostgreSQL needs the extra 'postgres' (pip install 'headrace[postgres]')")
     return url.set(drivername=_DRIVERS[kind])
+
+
+def insert_new(connection: AsyncConnection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+    """An INSERT that leaves rows alone which are there already."""
+    if connection.dialect.name == "sqlite":
+        return sqlite.insert(table).on_conflict_do_nothing()
+    return postgresql.insert(table).on_conflict_do_nothing()
 
 
 class Database:

@@ -113,3 +113,41 @@ conversation_items = sa.Table(
     sa.Column("item", sa.LargeBinary, nullable=False),
 )
 """In order of `position`; `item` is JSON."""
+
+usage = sa.Table(
+    "usage",
+    metadata,
+    sa.Column("job", sa.String(32), primary_key=True),
+    sa.Column("tenant", sa.String(128), nullable=False),
+    sa.Column("key", sa.String(32), nullable=False),
+    sa.Column("model", sa.String(256), nullable=False),
+    sa.Column("prompt_tokens", sa.BigInteger, nullable=False),
+    sa.Column("cached_tokens", sa.BigInteger, nullable=False),
+    sa.Column("completion_tokens", sa.BigInteger, nullable=False),
+    sa.Column("compute_s", sa.Double, nullable=False),
+    sa.Column("cost", sa.Double),
+    sa.Column("booked", sa.Double, nullable=False),
+    sa.Index("ix_usage_tenant_booked", "tenant", "booked"),
+)
+"""The ledger of record: a row a request that ended, by its first job's id. `key` "" = none was shown; `cost` NULL = no price."""
+
+budgets = sa.Table(
+    "budgets",
+    metadata,
+    sa.Column("owner", sa.String(160), primary_key=True),
+    sa.Column("window", sa.String(32), primary_key=True),
+    sa.Column("spent", sa.BigInteger, nullable=False),
+    sa.Column("taken", sa.BigInteger, nullable=False),
+)
+"""One row a key or tenant and window. `spent` is in the ledger; `taken` is that and all allotments."""
+
+allotments = sa.Table(
+    "allotments",
+    metadata,
+    sa.Column("owner", sa.String(160), primary_key=True),
+    sa.Column("window", sa.String(32), primary_key=True),
+    sa.Column("edge", sa.String(64), primary_key=True),
+    sa.Column("amount", sa.BigInteger, nullable=False),
+    sa.Column("lease_until", sa.Double, nullable=False),
+)
+"""What an edge holds of a budget. One whose lease has ended is given back by whoever comes next."""

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
-from schemas.errors import HeadraceError, InvalidRequest, RateLimited, TokensLimited, Unavailable
+from schemas.errors import HeadraceError, InsufficientQuota, InvalidRequest, RateLimited, TokensLimited, Unavailable
 from schemas.job import Tier
 from services.clock import ManualClock
+from services.edge.gate.budgets import Budgets
 from services.edge.gate.limits import NONE, Limits
 from services.edge.gate.meter import REQUESTS, TOKENS, Meter
-from services.edge.gate.records import Caller
+from services.edge.gate.records import Caller, Used
 from services.edge.tenant import tenant
-from tests.edge.fakes import SECRET, FakeCounters
+from services.telemetry.metrics import Metrics
+from tests.edge.cluster import until
+from tests.edge.fakes import SECRET, FakeCounters, FakeUsage
 
 
 def caller(limits: Limits = NONE, tenant_limits: Limits = NONE, *, tier: Tier = Tier.PAID, key: str = "k") -> Caller:
     return Caller(tenant(SECRET, "acme"), tier, key, None, limits, tenant_limits)
+
+
+def used(tokens: int, job: str = "j") -> Used:
+    return Used(job, "m", tokens, 0)
 
 
 class Edges:
@@ -26,7 +35,9 @@ class Edges:
     def __init__(self, count: int = 1) -> None:
         self.clock = ManualClock()
         self.counters = FakeCounters()
-        self.meters = [Meter(self.counters, self.clock) for _ in range(count)]
+        self.usage = FakeUsage()
+        self.budgets = [Budgets(self.usage, f"e{number}", self.clock, Metrics.null()) for number in range(count)]
+        self.meters = [Meter(self.counters, budgets, self.clock) for budgets in self.budgets]
         self.meter = self.meters[0]
 
     async def refusal(self, who: Caller, prompt: int = 1, output: int = 1) -> type[HeadraceError] | None:
@@ -37,9 +48,21 @@ class Edges:
         return None
 
 
+@asynccontextmanager
+async def running(edges: Edges) -> AsyncIterator[None]:
+    """The edges' tasks, which carry budgets to the database."""
+    tasks = [asyncio.create_task(budgets.run()) for budgets in edges.budgets]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_without_limits_nothing_is_counted() -> None:
     edges = Edges()
-    (await edges.meter.admit(caller(), 10**6, 10**6)).settle(5)
+    (await edges.meter.admit(caller(), 10**6, 10**6)).settle(used(5))
     assert not edges.counters.values
 
 
@@ -66,8 +89,8 @@ async def test_tokens_are_reserved_whole_and_come_back_unused() -> None:
     who = caller(Limits(tokens_per_minute=100))
     reservation = await edges.meter.admit(who, 20, 70)
     assert await edges.refusal(who, 10, 10) is TokensLimited
-    reservation.settle(30)
-    reservation.settle(0)
+    reservation.settle(used(30))
+    reservation.settle(used(0))
     edges.clock.advance(1.1)  # what was believed to be spent is asked for again
     assert await edges.refusal(who, 20, 50) is None
     edges.clock.advance(1.1)
@@ -95,6 +118,8 @@ async def test_a_request_that_never_ran_gives_everything_back() -> None:
         (Limits(prompt_tokens=10), "messages"),
         (Limits(output_tokens=10), "max_tokens"),
         (Limits(tokens_per_minute=20), "max_tokens"),
+        (Limits(tokens_per_day=21), "max_tokens"),
+        (Limits(tokens_per_month=21), "max_tokens"),
     ],
 )
 async def test_what_can_never_fit_is_no_429(limits: Limits, param: str) -> None:
@@ -102,7 +127,8 @@ async def test_what_can_never_fit_is_no_429(limits: Limits, param: str) -> None:
         with pytest.raises(InvalidRequest) as refused:
             await Edges().meter.admit(who, 11, 11)
         assert refused.value.param == param
-        await Edges().meter.admit(who, 10, 10)
+        async with running(edges := Edges()):
+            await edges.meter.admit(who, 10, 10)
 
 
 async def test_counters_down() -> None:
@@ -145,3 +171,52 @@ async def test_what_is_left_is_the_narrowest() -> None:
     assert left is not None
     assert left.limit == 64
     assert edges.meter.left(who, TOKENS) is None
+
+
+async def test_a_spent_budget_is_no_rate_limit() -> None:
+    edges = Edges()
+    who = caller(NONE, Limits(tokens_per_day=100))
+    async with running(edges):
+        (await edges.meter.admit(who, 50, 50)).settle(used(90))
+        assert await edges.refusal(who, 5, 6) is InsufficientQuota
+        edges.clock.advance(1.0)
+        assert await edges.refusal(who, 5, 5) is None
+        edges.clock.advance(86_400.0)
+        assert await edges.refusal(who, 50, 50) is None
+
+
+async def test_what_is_promised_may_come_back() -> None:
+    edges = Edges()
+    who = caller(Limits(tokens_per_month=100))
+    async with running(edges):
+        reservation = await edges.meter.admit(who, 50, 50)
+        assert await edges.refusal(who, 5, 5) is RateLimited
+        reservation.settle(used(60))
+        edges.clock.advance(1.0)
+        assert await edges.refusal(who, 20, 20) is None
+
+
+async def test_requests_that_run_at_once() -> None:
+    edges = Edges(2)
+    who = caller(Limits(concurrent=2), Limits(concurrent=3))
+    async with running(edges):
+        held = [await meter.admit(who, 1, 1) for meter in edges.meters]
+        for meter in edges.meters:
+            with pytest.raises(RateLimited):
+                await meter.admit(who, 1, 1)
+        held[0].settle(used(2))
+        edges.clock.advance(1.0)
+        await until(lambda: not sum(edges.usage.held["key-k", "running"].values()) - 1)
+        held.append(await edges.meters[1].admit(who, 1, 1))
+        other = caller(NONE, Limits(concurrent=3), key="other")
+        held.append(await edges.meters[0].admit(other, 1, 1))
+        assert await edges.refusal(other) is RateLimited
+
+
+async def test_every_request_that_ran_is_booked() -> None:
+    edges = Edges()
+    async with running(edges):
+        (await edges.meter.admit(caller(), 5, 5)).settle(used(7, "one"))
+        (await edges.meter.admit(caller(), 5, 5)).undo()
+        await until(lambda: edges.usage.entries)
+    assert [(entry.tenant, entry.key, entry.used.tokens) for entry in edges.usage.entries.values()] == [("acme", "k", 7)]

@@ -101,9 +101,9 @@ async def test_hanging_up_while_prefilling(scripted_stack: StartScripted, stream
 async def test_hanging_up_while_queued(scripted_stack: StartScripted, stream: bool) -> None:
     up = scripted_stack(**SLOW_PREFILL)
     async with operator(up) as op:
-        # The first computes, the second fills the worker's own queue, the others wait in JetStream.
-        asked = [asyncio.create_task(hang_up(up, 1.5, stream=stream, content=f"job {n}")) for n in range(5)]
         router = next(service["id"] for service in await op.services() if service["name"] == "headrace-router")
+        # The first computes, the second fills the worker's own queue, the others wait in JetStream.
+        asked = [asyncio.create_task(hang_up(up, 2.5, stream=stream, content=f"job {n}")) for n in range(5)]
         deadline = asyncio.get_running_loop().time() + 5
         while not _waiting(await op.ask(f"hr.admin.router.{router}.status")):
             assert asyncio.get_running_loop().time() < deadline, "no job waited in the queue"

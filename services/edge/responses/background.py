@@ -26,10 +26,9 @@ from services.edge.responses.request import ResponsesRequest, read_tools_of
 from services.edge.responses.telling import Reading
 from services.edge.responses.transcript import Transcript
 from services.edge.store.records import JobState, StoredJob
-from services.edge.store.responses import Json, SqlResponseStore, StoredResponse
+from services.edge.store.responses import PREFIX, Json, SqlResponseStore, StoredResponse
 from services.telemetry.logs import fields
 
-PREFIX = "resp_"
 _LOOK_S = 1.0
 _SETTLE_S = 10.0
 _ROUND_S = 5.0
@@ -129,7 +128,7 @@ class Background:
 
     async def look(self) -> None:
         """Bring to its end what has no reader here. Raises `StoreUnavailable`."""
-        for name, tenant in await self._store.running(_MOST):
+        for name, tenant in await self._store.left(_MOST):
             stored = None if name in self._following else await self._store.get(name, tenant)
             if stored is not None:
                 await self.refresh(stored, tenant)

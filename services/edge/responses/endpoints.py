@@ -15,7 +15,7 @@ from services.edge.api.request import read_request
 from services.edge.api.served import Served
 from services.edge.api.start import reserve
 from services.edge.gate.meter import Reservation
-from services.edge.responses.background import PREFIX, Background
+from services.edge.responses.background import Background
 from services.edge.responses.history import history, number, page
 from services.edge.responses.items import Item, read_items
 from services.edge.responses.objects import Object, begun
@@ -24,7 +24,7 @@ from services.edge.responses.request import ResponsesRequest
 from services.edge.responses.telling import Reading, StreamedResponse, WholeResponse
 from services.edge.responses.transcript import Transcript
 from services.edge.store.conversations import SqlConversationStore
-from services.edge.store.responses import SqlResponseStore, StoredResponse
+from services.edge.store.responses import PREFIX, SqlResponseStore, StoredResponse
 from services.telemetry.metrics import Metrics
 
 

@@ -115,6 +115,8 @@ class StreamedResponse(Telling):
         reading, transcript = self._reading, self._reading.transcript
         data = transcript.break_off()
         last = failed(reading.response, transcript.output, error)
+        if self._lives_on and isinstance(error, StoreUnavailable):
+            return data + transcript.end(last)  # only this stream has failed
         try:
             last = await reading.keep(last)
         except StoreUnavailable:

@@ -16,9 +16,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.edge.store.conversations import append
 from services.edge.store.database import Database, database_time, has_name
+from services.edge.store.records import JobState
+from services.edge.store.tables import detached_jobs as jobs
 from services.edge.store.tables import responses
 
 Json = dict[str, Any]
+PREFIX = "resp_"
+"""Of a response's id; the rest is its job's."""
 LONGEST = 1000
 """Responses that one history may hold."""
 _MOST_SWEPT = 1000
@@ -94,11 +98,14 @@ class SqlResponseStore:
             rows = (await connection.execute(query)).mappings().all()
         return [_stored(row) for row in rows], rows[0]["previous"] if rows else name
 
-    async def running(self, most: int) -> list[tuple[str, str]]:
-        """(id, tenant) of some that have not ended, oldest first."""
-        query = sa.select(responses.c.id, responses.c.tenant).where(responses.c.running).order_by(responses.c.created).limit(most)
+    async def left(self, most: int) -> list[tuple[str, str]]:
+        """(id, tenant) of some whose job runs no more, oldest first: whoever read it did not see to its end."""
+        job = sa.func.substr(responses.c.id, len(PREFIX) + 1)
+        over = sa.or_(jobs.c.job.is_(None), jobs.c.state != JobState.RUNNING)
+        query = sa.select(responses.c.id, responses.c.tenant).outerjoin(jobs, jobs.c.job == job).where(responses.c.running, over)
         async with self._database.read() as connection:
-            return [(row.id, row.tenant) for row in (await connection.execute(query)).all()]
+            rows = (await connection.execute(query.order_by(responses.c.created).limit(most))).all()
+        return [(row.id, row.tenant) for row in rows]
 
     async def sweep(self, keep_s: float) -> int:
         """Forget what is older; how many that were."""

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import JobFailed, Overloaded
+from schemas.errors import JobFailed, Overloaded, StoreUnavailable
 from services.edge.store.database import Database
 from services.edge.store.records import JobState
+from services.edge.store.responses import SqlResponseStore
 from tests.edge.cluster import until
 from tests.edge.fakes import MODEL, Script, says
 from tests.edge.responses.rig import ResponsesApi
@@ -162,3 +163,25 @@ async def test_a_later_response_builds_on_it_once_it_has_ended(api: ResponsesApi
     script.go.set()
     await stands(api, name, "completed")
     assert (await api.respond(previous_response_id=name)).status_code == 200
+
+
+async def test_a_database_that_is_away_fails_a_stream_and_not_the_response(api: ResponsesApi, database: Database) -> None:
+    class Away(SqlResponseStore):
+        async def end(self, tenant: str, ended: Any) -> Any:
+            api.background._store = there
+            raise StoreUnavailable("The database cannot be used now.", retry_after=1.0)
+
+    there = api.background._store
+    script = waits()
+    api.detached.default = script
+    name = (await api.respond(background=True)).json()["id"]
+    await api.background.close()
+    streamed = asyncio.create_task(api.ask("GET", f"/v1/responses/{name}?stream=true"))
+    (job,) = api.detached.jobs.values()
+    await until(lambda: job.readers)
+    api.background._store = Away(database)
+    assert script.go is not None
+    script.go.set()
+    assert read_events(await streamed)[-1]["type"] == "response.failed"
+    job.state = JobState.FINISHED
+    assert (await stands(api, name, "completed", "failed"))["status"] == "completed"

@@ -9,6 +9,8 @@ import pytest
 
 from services.edge.store.conversations import SqlConversationStore
 from services.edge.store.database import Database
+from services.edge.store.jobs import SqlJobStore
+from services.edge.store.records import Checkpoint, End, Facts, JobState
 from services.edge.store.responses import SqlResponseStore, StoredResponse
 
 
@@ -57,12 +59,22 @@ async def test_it_ends_once_and_its_conversation_hears_of_it_once(
     await conversations.create("c", "t", {}, [])
     running = response("a", running=True, conversation="c")
     await responses.add("t", running)
-    assert await responses.running(9) == [("a", "t")]
+    assert await responses.left(9) == [("a", "t")]
     ends = [{**running.object, "output": [{"id": f"out-{number}"}]} for number in range(5)]
     kept = await asyncio.gather(*(responses.end("t", end) for end in ends))
     assert len({str(one) for one in kept}) == 1
-    assert await responses.running(9) == []
+    assert await responses.left(9) == []
     assert await conversations.items("c", "t") == [{"id": "in-a"}, *(kept[0] or {})["output"]]
+
+
+async def test_those_whose_jobs_run_are_not_left(responses: SqlResponseStore, database: Database) -> None:
+    jobs = SqlJobStore(database)
+    for job in ("1", "2", "3"):
+        await jobs.create(job, "t", b"", "e", 60.0)
+        await responses.add("t", response(f"resp_{job}", running=True))
+    await jobs.checkpoint("e", [Checkpoint("2", Facts(), end=End(JobState.FINISHED))], 60.0)
+    await jobs.delete("3", "t")
+    assert await responses.left(9) == [("resp_2", "t"), ("resp_3", "t")]
 
 
 async def test_a_deleted_one_does_not_end(responses: SqlResponseStore) -> None:

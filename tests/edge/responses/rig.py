@@ -43,7 +43,7 @@ class FakeDetached:
         script = self.scripts.pop(0) if self.scripts else self.default
         if script.refuse is not None:
             raise script.refuse
-        job = f"{len(self.jobs) + 1:032x}"
+        job = f"d{len(self.jobs) + 1:031x}"
         self.jobs[job] = DetachedJob(draft, tenant, script)
         return job
 

@@ -57,6 +57,8 @@ def test_create_list_rotate_revoke(headrace: Shell) -> None:
 def test_tenants(headrace: Shell) -> None:
     headrace("tenants", "limit", "acme", "--tpm", "1000", "--max-output", "50")
     assert "tokens_per_minute=1000 output_tokens=50" in headrace("tenants", "list")
+    headrace("tenants", "limit", "acme", "--concurrent", "5", "--budget-day", "1000", "--budget-month", "20000")
+    assert "concurrent=5 tokens_per_day=1000 tokens_per_month=20000" in headrace("tenants", "list")
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,24 @@ async def test_cached_tokens_are_the_first_attempts(cluster: Cluster) -> None:
     assert handle.cached_tokens == 16
 
 
+async def test_compute_is_summed_over_attempts(cluster: Cluster) -> None:
+    """Each frame says what its attempt has taken so far, prefill's part included."""
+    cluster.answers = [cluster.accept(RUN), cluster.accept(OTHER)]
+    handle = cluster.edge.start(draft())
+    job = await cluster.submitted(1)
+    first = Frame(run=RUN, job=job.job, attempt=1, hop=1, index=0, tokens=(5,), compute_s=0.5)
+    cluster.say(PREFILL, frames=[first])
+    cluster.say(DECODE, frames=[msgspec.structs.replace(first, hop=2, compute_s=0.75), first])
+    cluster.event(DECODE, job, RUN, 2, State.RETRY, reason="preempted")
+    again = await cluster.submitted(2)
+    for index, compute_s in ((1, 0.125), (2, 0.25)):
+        finish = FinishReason.STOP if index == 2 else None
+        frame = Frame(run=OTHER, job=job.job, attempt=again.attempt, hop=1, index=index, tokens=(6,), compute_s=compute_s)
+        cluster.say(PREFILL, frames=[msgspec.structs.replace(frame, finish=finish)])
+    assert await collect(handle) == ([5, 6, 6], FinishReason.STOP)
+    assert handle.compute_s == 1.0
+
+
 async def test_a_failed_run_is_an_error_after_its_tokens(cluster: Cluster) -> None:
     cluster.answers = [cluster.accept(RUN)]
     handle = cluster.edge.start(draft())

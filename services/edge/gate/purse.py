@@ -102,6 +102,8 @@ class Purse:
         idle = over or (not self.waiting and now - self.last_grant > _IDLE_S)
         surplus = self.free if self.recall or idle else max(0, self.free - 2 * self._slice - self.waiting)
         self.free -= surplus
+        if surplus:
+            self.short_until = -math.inf  # there is room: we made it
         want = 0
         if not idle and now >= self.short_until and (self.waiting or self.low(now)):
             want = max(0, self.waiting + self._slice - self.free)

@@ -2,12 +2,16 @@
 
 Every failure that a caller can see is a `HeadraceError`. Its `code` is what travels in `Event.error_code` and
 `Refused.code`; `from_code` turns it back into the exception at the edge. Messages are shown to callers, so they
-never hold a path, an address or another tenant's data.
+never hold a path, an address or another tenant's data; they may repeat what a caller sent, so their length is bounded: a refusal
+is never larger than a message may be.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
+
+
+_LONGEST_MESSAGE, _LONGEST_PARAM = 1000, 200
 
 
 class HeadraceError(Exception):
@@ -20,9 +24,13 @@ class HeadraceError(Exception):
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = _cut(message, _LONGEST_MESSAGE)
+        self.param = None if param is None else _cut(param, _LONGEST_PARAM)
         self.retry_after = retry_after
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 class InvalidRequest(HeadraceError):

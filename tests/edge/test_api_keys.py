@@ -63,3 +63,14 @@ async def test_without_the_database_an_unknown_key_waits() -> None:
     api.keys.down = True
     response = await ask(api, "/v1/models", key)
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+
+
+async def test_two_authorization_headers_are_refused() -> None:
+    """Whichever comes first: who stands before us may have read the other one."""
+    api = Api()
+    key = api.keys.make()
+    for values in (["unused", key], [key, "unused"], [key, key]):
+        headers = [("authorization", f"Bearer {value}") for value in values]
+        async with api.client() as client:
+            response = await client.get("/v1/models", headers=headers)
+        assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")

@@ -137,6 +137,22 @@ async def test_wrong_values(param: str, value: Any) -> None:
     assert api.jobs.handles == []
 
 
+@pytest.mark.parametrize(
+    "fields", [{"logit_bias": {"x" * 100_000: 101}}, {"model": "x" * 100_000}, {"tool_choice": {"x" * 100_000: 1}}]
+)
+async def test_a_refusal_repeats_little_of_what_was_sent(fields: dict[str, Any]) -> None:
+    response = await Api().post(**fields)
+    assert response.status_code in (400, 404)
+    assert len(response.content) < 2000
+
+
+async def test_a_long_path_is_not_repeated() -> None:
+    async with Api().client() as client:
+        response = await client.get("/" + "x" * 10_000)
+    check(response, 404)
+    assert len(response.content) < 2000
+
+
 UNSUPPORTED: list[tuple[str, Any]] = [
     ("n", 2),
     ("functions", [{}]),

@@ -14,7 +14,8 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from schemas.errors import Overloaded
+from schemas.errors import MessageTooLarge, Overloaded
+from schemas.state import Capabilities
 from schemas.subjects import Subjects
 from services.bus.nats_bus import Credentials, connect
 from services.cli.up.credentials import load_or_create
@@ -138,6 +139,26 @@ async def test_refusals_are_one_message(server: AccountServer, stream: bool) -> 
         assert (full.headers["Nats-Service-Error-Code"], full.headers["Retry-After"]) == ("503", "2")
         assert full.headers["Nats-Service-Error"] == "full"
         assert (len(wrong.got), len(full.got)) == (1, 1)
+
+
+async def test_a_refusal_repeats_no_more_than_a_message_holds(server: AccountServer) -> None:
+    async with edge(server), caller(server, "acme") as client:
+        call = await Call(client).send(logit_bias={"x" * 3_000_000: 101})
+        assert (await call.one())["error"]["param"].startswith("logit_bias.xxx")
+        assert call.headers["Nats-Service-Error-Code"] == "400"
+        odd = await Call(client).send(logit_bias={"\0\r\n\x1c\u2028 é": 101})
+        assert (await odd.one())["error"]["type"] == "invalid_request_error"
+
+
+async def test_an_answer_too_large_for_one_message_is_a_refusal(server: AccountServer) -> None:
+    async with edge(server) as api, caller(server, "acme") as client:
+        api.jobs.default = Script([byte_ids("x" * 9_000)])
+        api.jobs.capabilities = Capabilities(logprobs=True)
+        call = await Call(client).send(logprobs=True, top_logprobs=20)  # more than a kilobyte a token
+        await until(lambda: call.got, timeout=30)
+        assert (await call.one())["error"]["code"] == MessageTooLarge.code
+        assert call.headers["Nats-Service-Error-Code"] == "413"
+        assert len(call.got) == 1
 
 
 async def test_a_failure_in_a_stream_is_a_message_then_the_end(server: AccountServer) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from schemas.errors import HeadraceError, Unavailable
+from schemas.errors import HeadraceError, InvalidApiKey, Unavailable
 from services.edge.api.errors import error_response, internal_error
 from services.edge.api.rates import rate_headers
 from services.edge.gate.door import Door
@@ -95,6 +95,8 @@ class Gate:
         """Raises the `HeadraceError` that keeps the request out."""
         if self._traffic.draining:
             raise Unavailable("The server takes no new requests now.", retry_after=1.0)
+        if sum(name == b"authorization" for name, _ in scope["headers"]) > 1:  # a proxy may have read the other one
+            raise InvalidApiKey("There is more than one 'Authorization' header.")
         peer = scope.get("client")
         scope["state"]["caller"] = await self._door.enter(dict(scope["headers"]), peer[0] if peer else None)
 

@@ -1,13 +1,15 @@
 """From a request's headers and peer to the caller: what stands before every endpoint that computes or tells.
 
-Invariants: a key that was shown is checked, wherever the caller sits; without one only this machine's own loopback is let in, and
-only where the settings allow it; a proxy on this machine does not make the world loopback.
+Invariants: a key that was shown is checked, wherever the caller sits and whatever scheme it comes with; without one only this
+machine's own loopback is let in, and only where the settings allow it; neither a proxy on this machine nor another site's web page
+in a browser on it makes the world loopback.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
 
 from schemas.errors import InvalidApiKey
 from schemas.job import Tier
@@ -16,7 +18,7 @@ from services.edge.gate.keys import PREFIX
 from services.edge.gate.records import Caller
 from services.edge.tenant import DEFAULT, Tenant
 
-_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
+_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip", b"via")
 _BEARER = "bearer "
 _LONGEST = 256
 
@@ -32,9 +34,8 @@ class Door:
     async def enter(self, headers: Mapping[bytes, bytes], peer: str | None) -> Caller:
         """`peer`: the address of the other side. Raises `InvalidApiKey`, `StoreUnavailable`."""
         shown = _shown(headers)
-        trusted = self._open and _is_loopback(peer) and not any(name in headers for name in _FORWARDED)
-        if trusted and not shown.startswith(PREFIX):  # SDKs insist on some key; one that is not ours is as good as none
-            return Caller(self._whose(DEFAULT), Tier.PAID)
+        if self._open and not shown.startswith(PREFIX) and _is_loopback(peer) and _is_local(headers):
+            return Caller(self._whose(DEFAULT), Tier.PAID)  # SDKs insist on some key; one that is not ours is as good as none
         if not shown:
             raise InvalidApiKey("An API key is needed: send it as 'Authorization: Bearer …'.")
         if len(shown) > _LONGEST:
@@ -44,8 +45,30 @@ class Door:
 
 
 def _shown(headers: Mapping[bytes, bytes]) -> str:
+    """The key, "" = none. One of ours is a key without its scheme, too: whoever sent it meant it to count."""
     value = headers.get(b"authorization", b"").decode("latin-1").strip()
-    return value[len(_BEARER) :].strip() if value.lower().startswith(_BEARER) else ""
+    scheme, _, rest = value.partition(" ")
+    key = rest.strip()
+    if scheme.lower() == "bearer" or key.startswith(PREFIX):
+        return key
+    return value if value.startswith(PREFIX) else ""
+
+
+def _is_local(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether nothing says that somebody else asks through a program of this machine."""
+    if any(name in headers for name in _FORWARDED):
+        return False
+    origin = headers.get(b"origin")
+    return origin is None or _is_own(origin.decode("latin-1"))
+
+
+def _is_own(origin: str) -> bool:
+    """Whether a web page of `origin` is this machine's."""
+    try:
+        host = urlsplit(origin).hostname or ""
+    except ValueError:
+        return False
+    return host == "localhost" or _is_loopback(host)
 
 
 def _is_loopback(peer: str | None) -> bool:

@@ -1,7 +1,7 @@
 """An answer over NATS: each event is one message to the caller, an empty one ends a stream.
 
-Invariant: nothing is sent after the end. A connection that is down loses what is sent, and with it the caller: then the answer is
-over.
+Invariants: nothing is sent after the end; what is no stream is one message, and where that would be too large, one refusal. A
+connection that is down loses what is sent, and with it the caller: then the answer is over.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class NatsWriter:
         self.started = False
 
     async def start(self, status: int, headers: Iterable[Header]) -> None:
-        """`headers` are HTTP's. A refusal is one message, with its status as NATS services tell it."""
-        self.started = True
+        """`headers` are HTTP's. A refusal is one message, with its status as NATS services tell it. Nothing is sent yet: an answer
+        of one message may still be refused instead."""
+        self.started = self._stream
         if status >= 400:
             self._stream = False
             self._headers[STATUS] = str(status)

@@ -48,9 +48,20 @@ async def test_where_loopback_is_not_open() -> None:
     assert await House(open_on_loopback=False).enter(None, HERE) == ""
 
 
-@pytest.mark.parametrize("header", ["forwarded", "x_forwarded_for", "x_real_ip"])
+@pytest.mark.parametrize("header", ["forwarded", "x_forwarded_for", "x_forwarded_host", "x_forwarded_proto", "x_real_ip", "via"])
 async def test_a_proxy_on_this_machine_makes_nobody_local(header: str) -> None:
     assert await House().enter(None, HERE, **{header: FAR}) == ""
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "http://127.0.0.1.evil.example", "null", "", "http://[", "file://"])
+async def test_a_web_page_of_another_site_is_not_local(origin: str) -> None:
+    """A browser on this machine runs anybody's scripts, and tells whose."""
+    assert await House().enter(None, HERE, origin=origin) == ""
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1:8000", "http://[::1]:8000"])
+async def test_a_web_page_of_this_machine_is(origin: str) -> None:
+    assert await House().enter(None, HERE, origin=origin) == DEFAULT
 
 
 async def test_a_key_says_who_it_is() -> None:
@@ -66,3 +77,5 @@ async def test_a_key_that_was_shown_is_checked_on_loopback_too() -> None:
     house = House()
     text = house.keys.make()
     assert await house.enter(f"Bearer {text[:-2]}aa", HERE) == ""
+    for scheme in ("", "Basic ", "Token ", "bearer   "):
+        assert await house.enter(f"{scheme}hr-wrong", HERE) == ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-
 _LONGEST_MESSAGE, _LONGEST_PARAM = 1000, 200
 
 

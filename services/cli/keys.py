@@ -71,14 +71,25 @@ def revoke(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 def rotate(arguments: argparse.Namespace, settings: Settings) -> int:
-    """Print a new key that may do what the old one may; the old one ends after the grace period."""
+    """Print a new key that may do what the old one may, for as long as it might; the old one ends after the grace period."""
     made = new_key(server_secret(settings.home_dir), secrets.token_bytes)
 
     async def work(keys: SqlKeyStore) -> None:
         old = await keys.get(arguments.id)
-        if old is None or old.revoked is not None:
+        now = datetime.now(UTC).timestamp()
+        if old is None or not old.valid(now):
             raise CommandError(f"there is no key {arguments.id} that is still valid")
-        await keys.create(made.id, made.digest, old.tenant, name=old.name, tier=old.tier, models=old.models, limits=old.limits)
+        valid_s = None if old.expires is None else old.expires - now
+        await keys.create(
+            made.id,
+            made.digest,
+            old.tenant,
+            name=old.name,
+            tier=old.tier,
+            models=old.models,
+            limits=old.limits,
+            valid_s=valid_s,
+        )
         await keys.end(old.id, arguments.grace)
         print(made.text)
 

@@ -6,10 +6,10 @@ Owns a small pool of threads for long prompts: tokenising them on the event loop
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from schemas.errors import InvalidRequest
 from schemas.job import Grammar
@@ -30,6 +30,7 @@ INLINE_CHARACTERS = 4096
 _PER_MESSAGE = 16
 """Characters that a message costs beside its text."""
 _THREADS = 2
+T = TypeVar("T")
 _CALLED = {"json_object": "format", "json_schema": "schema", "regex": "pattern", "grammar": "grammar"}
 
 
@@ -78,9 +79,17 @@ class TextModel:
             return self._tokenizer.encode_prompt(text)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._tokenizer.encode_prompt, text)
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens spelled."""
         return self._tokenizer.spell_all(ids)
+
+    async def decode_any(self, ids: Sequence[int]) -> str:
+        """The same of ids without end: many of them beside the event loop."""
+        return await self._off_the_loop(self.decode, ids)
+
+    async def spellings(self, ids: Sequence[int]) -> list[str]:
+        """The text of each of `ids` by itself."""
+        return await self._off_the_loop(self._spell_each, ids)
 
     def stream(self, stops: Sequence[str]) -> TextStream:
         """A fresh text stream for one choice."""
@@ -96,6 +105,14 @@ class TextModel:
         if isinstance(compiled, BadGrammar):
             text = f"The {_CALLED[grammar.kind]} in '{param}' cannot be used: {compiled.reason.rstrip('.')}."
             raise InvalidRequest(text, param=param)
+
+    def _spell_each(self, ids: Sequence[int]) -> list[str]:
+        return [self._tokenizer.spell(token)[0] for token in ids]
+
+    async def _off_the_loop(self, work: Callable[[Sequence[int]], T], ids: Sequence[int]) -> T:
+        if len(ids) <= INLINE_CHARACTERS:
+            return work(ids)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, ids)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -111,6 +111,7 @@ def _build(source: str) -> tokenizers.Tokenizer:
 
 def _encode(tokenizer: tokenizers.Tokenizer, text: str, *, whole_text: bool = False) -> list[int]:
     try:
-        return list(tokenizer.encode(text, add_special_tokens=whole_text).ids)
+        (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=whole_text)  # `encode` would hold the GIL
     except TypeError:  # the library's word for a str with lone surrogates
         raise InvalidRequest("The text is not valid Unicode.") from None
+    return list(encoded.ids)

@@ -94,3 +94,12 @@ def test_the_key_that_up_prints_stays_until_it_is_revoked(headrace: Shell, home:
     assert (home / "development.key").stat().st_mode & 0o077 == 0
     headrace("keys", "revoke", key_id(first) or "")
     assert development_key(settings) != first
+
+
+def test_a_rotated_key_lives_no_longer_than_the_old_one(headrace: Shell) -> None:
+    key = key_id(headrace("keys", "create", "--tenant", "acme", "--expires", "1d").strip()) or ""
+    headrace("keys", "rotate", key)
+    _, old, new = headrace("keys", "list").splitlines()
+    assert "revoked" in old
+    assert "until" in new
+    assert "still valid" in headrace("keys", "rotate", key, code=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -61,7 +62,7 @@ def scripts(draw: st.DrawFn, n: int) -> list[list[Delta]]:
         ids = byte_ids("".join(draw(st.lists(st.sampled_from(FRAGMENTS), max_size=4))))
         ids = ids[: len(ids) - draw(st.integers(0, 2))]  # within a character, perhaps
         cuts = sorted({0, len(ids), *(min(cut, len(ids)) for cut in draw(st.lists(st.integers(0, 60), max_size=5)))})
-        deltas = [Delta(choice, ids[start:end]) for start, end in zip(cuts, cuts[1:], strict=False)]
+        deltas = [Delta(choice, ids[start:end]) for start, end in pairwise(cuts)]
         end = draw(ENDS)
         if deltas and draw(st.booleans()):
             deltas[-1] = Delta(choice, deltas[-1].tokens, end)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import uvloop
@@ -258,3 +259,45 @@ def _unchunked(data: bytes) -> bytes:
         body += data[: int(size, 16)]
         data = data[int(size, 16) + 2 :]
     return body
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/chat/completions", 413), ("/v1/nothing", 404), ("/v1/models", 405)])
+async def test_a_refusal_reaches_a_client_that_still_sends(path: str, status: int) -> None:
+    """Closing on it would make its system throw the answer away: a broken connection, which SDKs try again."""
+    async with served(Api()) as server, httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+        for size in (5_000_000, 20_000_000):
+            response = await client.post(path, content=b"x" * size, headers={"content-type": "application/json"})
+            assert response.status_code == status
+            assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_refusal_does_not_wait_for_a_body_that_does_not_come() -> None:
+    async with served(Api()) as server:
+        for extra in (b"", b"expect: 100-continue\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + extra + b"content-length: 99999999\r\n\r\n")
+            async with asyncio.timeout(3):
+                assert b" 413 " in await reader.readline()
+            writer.close()
+
+
+async def test_what_http_allows_has_the_envelope() -> None:
+    """HTTP/1.0, pipelined requests, odd methods and paths."""
+    body = json.dumps({"model": MODEL, "messages": MESSAGES}).encode()
+    chat = (_HEAD % len(body)) + body
+    async with served(Api()) as server:
+        for sent, statuses in (
+            (chat.replace(b"HTTP/1.1", b"HTTP/1.0"), [200]),
+            (chat + b"BREW /v1/models HTTP/1.1\r\nhost: x\r\n\r\n" + b"GET /%ff%ed%a0%80 HTTP/1.0\r\n\r\n", [200, 405, 404]),
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(sent)
+            for status in statuses:
+                async with asyncio.timeout(5):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+                    answer = json.loads(await reader.readexactly(length))
+                assert int(head.split()[1]) == status
+                assert b"x-request-id: " in head
+                assert ("error" in answer) == (status != 200)
+            writer.close()

@@ -51,7 +51,7 @@ class Completions:
         most = asked.max_tokens or _DEFAULT_MAX_TOKENS
         jobs = [draft(served, caller, asked, card, each, most=most, grammar=grammar, param="prompt") for each in ids]
         self._must_be_few(jobs)
-        echoes = self._echoes(prompts, jobs) if asked.echo else {}
+        echoes = await self._echoes(prompts, jobs) if asked.echo else {}
         writers = [self._writer(asked, job, echoes.get(at * job.n, "")) for at, job in enumerate(jobs)]
         reservation = await reserve(served, caller, jobs)
         with reservation.undone_on_failure():
@@ -75,11 +75,11 @@ class Completions:
             text = f"{len(jobs)} prompts with {jobs[0].n} choices each are more than the {most} choices of one request."
             raise InvalidRequest(text, param="prompt")
 
-    def _echoes(self, prompts: Sequence[Prompt], jobs: Sequence[Draft]) -> dict[int, str]:
+    async def _echoes(self, prompts: Sequence[Prompt], jobs: Sequence[Draft]) -> dict[int, str]:
         """By choice: the prompt's text."""
         echoes: dict[int, str] = {}
         for position, (prompt, job) in enumerate(zip(prompts, jobs, strict=True)):
-            text = prompt if isinstance(prompt, str) else self._served.text.decode(prompt)
+            text = prompt if isinstance(prompt, str) else await self._served.text.decode_any(prompt)
             echoes |= {position * job.n + choice: text for choice in range(job.n)}
         return echoes
 

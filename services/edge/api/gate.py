@@ -1,7 +1,7 @@
 """Around every request: its id, who asks, the refusal of new work while the process drains, the envelope of what nobody caught.
 
-Owns the count of requests in progress. Invariants: every answer carries `x-request-id`; no failure of ours reaches the server;
-what is not always open sees a caller (`request.state.caller`) or is not reached.
+Owns the count of requests in progress. Invariants: every answer carries `x-request-id`, and none begins while its request is being
+sent; no failure of ours reaches the server; what is not always open sees a caller (`request.state.caller`) or is not reached.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from schemas.errors import HeadraceError, InvalidApiKey, Unavailable
 from services.edge.api.errors import error_response, internal_error
 from services.edge.api.rates import rate_headers
+from services.edge.api.unread import Unread
 from services.edge.gate.door import Door
 from services.edge.gate.meter import Meter
 from services.telemetry.logs import fields
@@ -68,12 +69,13 @@ class Gate:
         request_id = self._request_id(scope)
         header = (b"x-request-id", request_id.encode())
         scope.setdefault("state", {})["request_id"] = request_id
-        started = False
+        unread, started = Unread(scope, receive), False
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                await unread.discard()
                 message["headers"] = [*message["headers"], header, *self._rates(scope)]
             await send(message)
 
@@ -81,7 +83,7 @@ class Gate:
         try:
             if scope["path"] not in _ALWAYS_OPEN:
                 await self._admit(scope)
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, unread.receive, send_with_id)
         except HeadraceError as refusal:
             await error_response(refusal)(scope, receive, send_with_id)
         except Exception:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from schemas.errors import InvalidRequest
 from services.edge.api.body import read_json
@@ -49,14 +50,13 @@ class Tokens:
         else:
             ids = await text.encode(check_messages(asked.messages))
         card = self._served.jobs.card(text.name)
-        return JSONResponse(
-            {
-                "count": len(ids),
-                "max_model_len": card.context_length if card is not None else None,
-                "tokens": ids,
-                "token_strs": [text.spell(token)[0] for token in ids] if asked.return_token_strs else None,
-            }
-        )
+        told = {
+            "count": len(ids),
+            "max_model_len": card.context_length if card is not None else None,
+            "tokens": ids,
+            "token_strs": await text.spellings(ids) if asked.return_token_strs else None,
+        }
+        return Response(msgspec.json.encode(told), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
         """Raises `HeadraceError`, `ClientGone`."""
@@ -66,7 +66,7 @@ class Tokens:
         wrong = next((index for index, token in enumerate(asked.tokens) if token >= text.vocabulary), None)
         if wrong is not None:
             raise InvalidRequest(f"Token ids are integers from 0 to {text.vocabulary - 1}.", param=f"tokens[{wrong}]")
-        return JSONResponse({"prompt": text.decode(asked.tokens)})
+        return Response(msgspec.json.encode({"prompt": await text.decode_any(asked.tokens)}), media_type="application/json")
 
     async def _body(self, request: Request) -> dict[str, Any]:
         settings = self._served.settings

@@ -1,8 +1,8 @@
 """From a request's headers and peer to the caller: what stands before every endpoint that computes or tells.
 
 Invariants: a key that was shown is checked, wherever the caller sits and whatever scheme it comes with; without one only this
-machine's own loopback is let in, and only where the settings allow it; neither a proxy on this machine nor another site's web page
-in a browser on it makes the world loopback.
+machine's own loopback is let in, and only where the settings allow it; neither a proxy on this machine nor another site's web
+page in a browser on it makes the world loopback.
 """
 
 from __future__ import annotations

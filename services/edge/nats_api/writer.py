@@ -33,8 +33,10 @@ class NatsWriter:
         self.started = False
 
     async def start(self, status: int, headers: Iterable[Header]) -> None:
-        """`headers` are HTTP's. A refusal is one message, with its status as NATS services tell it. Nothing is sent yet: an answer
-        of one message may still be refused instead."""
+        """`headers` are HTTP's. A refusal is one message, with its status as NATS services tell it.
+
+        Nothing is sent yet: what is to be one message may still become a refusal.
+        """
         self.started = self._stream
         if status >= 400:
             self._stream = False

@@ -1,7 +1,8 @@
 """Around every request: its id, who asks, the refusal of new work while the process drains, the envelope of what nobody caught.
 
-Owns the count of requests in progress. Invariants: every answer carries `x-request-id`, and none begins while its request is being
-sent; no failure of ours reaches the server; what is not always open sees a caller (`request.state.caller`) or is not reached.
+Owns the count of requests in progress. Invariants: every answer carries `x-request-id`, and none begins while its request is
+being sent; no failure of ours reaches the server; what is not always open sees a caller (`request.state.caller`) or is not
+reached.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class Budgets:
                 async with asyncio.timeout(FLUSH_S):
                     await self._kicked.wait()
             self._kicked.clear()
-            if not await self.flush():
+            if not await self._flushed():
                 await asyncio.sleep(_DOWN_S)
 
     async def close(self) -> None:
@@ -144,6 +144,14 @@ class Budgets:
                 del self._purses[key]
         self._wake()
         return True
+
+    async def _flushed(self) -> bool:
+        """As `flush`; a fault of ours stops no other edge's or tenant's accounts either."""
+        try:
+            return await self.flush()
+        except Exception:
+            _log.exception("usage was not booked; it is tried again")
+            return False
 
     def _failed(self, error: HeadraceError) -> None:
         self._down_until = self._clock.monotonic() + 2 * _DOWN_S

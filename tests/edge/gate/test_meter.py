@@ -220,3 +220,18 @@ async def test_every_request_that_ran_is_booked() -> None:
         (await edges.meter.admit(caller(), 5, 5)).undo()
         await until(lambda: edges.usage.entries)
     assert [(entry.tenant, entry.key, entry.used.tokens) for entry in edges.usage.entries.values()] == [("acme", "k", 7)]
+
+
+async def test_a_fault_of_the_store_is_not_the_end() -> None:
+    edges = Edges()
+    exchange, faults = edges.usage.exchange, [RuntimeError("a bug")]
+
+    async def once(*arguments: object) -> object:
+        if faults:
+            raise faults.pop()
+        return await exchange(*arguments)  # type: ignore[arg-type]
+
+    edges.usage.exchange = once  # type: ignore[method-assign,assignment]
+    async with running(edges):
+        (await edges.meter.admit(caller(), 5, 5)).settle(used(7, "one"))
+        await until(lambda: edges.usage.entries)

@@ -53,6 +53,14 @@ async def test_an_entry_is_booked_once_whoever_brings_it(database: Database) -> 
     assert (row["cached_tokens"], row["compute_s"], row["cost"]) == (3, 0.25, 0.5)
 
 
+async def test_a_long_name_stops_no_ledger(database: Database) -> None:
+    """An account of NATS may be called anything; a row that cannot be written would hold up all others."""
+    one = Entry("nats:" + "a" * 1000, "", Used("a" * 32, "m" * 1000, 1, 1))
+    await SqlUsageStore(database).exchange(E1, [one], [], LEASE_S)
+    async with database.read() as connection:
+        assert (await connection.execute(sa.select(sa.func.count()).select_from(usage))).scalar_one() == 1
+
+
 async def test_what_is_there_is_given_out_and_no_more(database: Database) -> None:
     first, second = Edge(database), Edge(database, E2)
     assert await first.get(ask(want=60)) == (60, 0)

@@ -15,9 +15,9 @@ def upgrade() -> None:
     op.create_table(
         "usage",
         sa.Column("job", sa.String(32), nullable=False),
-        sa.Column("tenant", sa.String(128), nullable=False),
+        sa.Column("tenant", sa.Text, nullable=False),
         sa.Column("key", sa.String(32), nullable=False),
-        sa.Column("model", sa.String(256), nullable=False),
+        sa.Column("model", sa.Text, nullable=False),
         sa.Column("prompt_tokens", sa.BigInteger, nullable=False),
         sa.Column("cached_tokens", sa.BigInteger, nullable=False),
         sa.Column("completion_tokens", sa.BigInteger, nullable=False),

@@ -34,22 +34,22 @@ def create_app(served: Served, traffic: Traffic, door: Door, new_id: Callable[[]
     app.add_exception_handler(ClientGone, _nobody_there)
     chat, completions, tokens = ChatCompletions(served), Completions(served), Tokens(served)
 
-    @app.post("/v1/chat/completions", openapi_extra=_body(_chat_example(served.text.name), ["model", "messages"]))
+    @app.post("/v1/chat/completions", openapi_extra=json_body(_chat_example(served.text.name), ["model", "messages"]))
     async def chat_completions(request: Request) -> Response:
         """As OpenAI's; with `stream` the answer comes as server-sent events."""
         return await chat(request)
 
-    @app.post("/v1/completions", openapi_extra=_body(_completion_example(served.text.name), ["model", "prompt"]))
+    @app.post("/v1/completions", openapi_extra=json_body(_completion_example(served.text.name), ["model", "prompt"]))
     async def text_completions(request: Request) -> Response:
         """As OpenAI's older endpoint: raw text, or token ids, in."""
         return await completions(request)
 
-    @app.post("/tokenize", openapi_extra=_body({"model": served.text.name, "prompt": "Hello"}, []))
+    @app.post("/tokenize", openapi_extra=json_body({"model": served.text.name, "prompt": "Hello"}, []))
     async def tokenize(request: Request) -> Response:
         """The token ids of a text or of chat messages."""
         return await tokens.tokenize(request)
 
-    @app.post("/detokenize", openapi_extra=_body({"model": served.text.name, "tokens": [1, 2, 3]}, ["tokens"]))
+    @app.post("/detokenize", openapi_extra=json_body({"model": served.text.name, "tokens": [1, 2, 3]}, ["tokens"]))
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
         return await tokens.detokenize(request)
@@ -97,7 +97,7 @@ def _completion_example(model: str) -> dict[str, Any]:
     return {"model": model, "prompt": "Once upon a time", "max_tokens": 100}
 
 
-def _body(example: dict[str, Any], required: list[str]) -> dict[str, Any]:
+def json_body(example: dict[str, Any], required: list[str]) -> dict[str, Any]:
     """For the interactive documentation: bodies are read by `body` and `request`, not by the framework."""
     schema = {"type": "object", "required": required, "example": example}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

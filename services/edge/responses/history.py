@@ -64,4 +64,4 @@ async def _along(name: str, tenant: str, responses: SqlResponseStore) -> list[It
         raise PreviousResponseNotFound(f"Previous response with id {missing[:64]!r} not found.", param="previous_response_id")
     if found[-1].running:
         raise InvalidRequest(f"The response {name[:64]!r} has not ended yet.", param="previous_response_id")
-    return [item for response in found for item in (*response.input, *response.object["output"])]
+    return [item for turn in found for item in turn.items]

@@ -6,6 +6,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.edge.api.app import json_body
 from services.edge.api.served import Served
 from services.edge.responses.background import Background, Detached
 from services.edge.responses.conversations import Conversations
@@ -21,15 +22,16 @@ def add_responses(app: FastAPI, served: Served, detached: Detached, database: Da
     """The endpoints, added to `app`. What is returned has to run, and to be closed."""
     store, conversations = SqlResponseStore(database), SqlConversationStore(database)
     background = Background(served, detached, store, served.settings.responses_keep_days * _DAY_S)
-    app.include_router(responses_router(Responses(served, store, conversations, background)))
+    app.include_router(responses_router(Responses(served, store, conversations, background), served.text.name))
     app.include_router(conversations_router(Conversations(served, conversations)))
     return background
 
 
-def responses_router(responses: Responses) -> APIRouter:
+def responses_router(responses: Responses, model: str) -> APIRouter:
     router = APIRouter(prefix="/v1/responses")
+    example = {"model": model, "input": "What is Kubernetes?", "max_output_tokens": 100}
 
-    @router.post("")
+    @router.post("", openapi_extra=json_body(example, ["model", "input"]))
     async def create(request: Request) -> Response:
         """As OpenAI's; with `stream` the answer comes as server-sent events, with `background` it outlives its client."""
         return await responses.create(request)
@@ -56,8 +58,10 @@ def responses_router(responses: Responses) -> APIRouter:
 
 def conversations_router(conversations: Conversations) -> APIRouter:
     router = APIRouter(prefix="/v1/conversations")
+    metadata = {"metadata": {"topic": "clouds"}}
+    items = {"items": [{"role": "user", "content": "What is Kubernetes?"}]}
 
-    @router.post("")
+    @router.post("", openapi_extra=json_body({**metadata, **items}, []))
     async def create(request: Request) -> Response:
         return await conversations.create(request)
 
@@ -65,7 +69,7 @@ def conversations_router(conversations: Conversations) -> APIRouter:
     async def retrieve(request: Request, conversation: str) -> Response:
         return await conversations.retrieve(request, conversation)
 
-    @router.post("/{conversation}")
+    @router.post("/{conversation}", openapi_extra=json_body(metadata, ["metadata"]))
     async def update(request: Request, conversation: str) -> Response:
         return await conversations.update(request, conversation)
 
@@ -74,10 +78,10 @@ def conversations_router(conversations: Conversations) -> APIRouter:
         return await conversations.delete(request, conversation)
 
     @router.get("/{conversation}/items")
-    async def items(request: Request, conversation: str) -> Response:
+    async def list_items(request: Request, conversation: str) -> Response:
         return await conversations.items(request, conversation)
 
-    @router.post("/{conversation}/items")
+    @router.post("/{conversation}/items", openapi_extra=json_body(items, ["items"]))
     async def add_items(request: Request, conversation: str) -> Response:
         return await conversations.add_items(request, conversation)
 

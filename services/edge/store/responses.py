@@ -42,6 +42,15 @@ class StoredResponse:
         return str(self.object["id"])
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One response of a history. `items`: its input, then its output."""
+
+    id: str
+    items: list[Json]
+    running: bool = False
+
+
 class SqlResponseStore:
     """Every method raises `StoreUnavailable`. What is not the tenant's is not there."""
 
@@ -56,8 +65,8 @@ class SqlResponseStore:
             "running": response.running,
             "previous": response.object["previous_response_id"],
             "created": database_time(),
-            "object": _encode(response.object),
             "input": _encode(response.input),
+            **_written(response.object),
         }
         async with self._database.write() as connection:
             if keep:
@@ -68,7 +77,7 @@ class SqlResponseStore:
     async def end(self, tenant: str, ended: Json) -> Json | None:
         """How it ended: as `ended` says, unless it had ended already. None: it was deleted."""
         mine = _is(ended["id"], tenant)
-        change = sa.update(responses).where(mine, responses.c.running).values(running=False, object=_encode(ended))
+        change = sa.update(responses).where(mine, responses.c.running).values(running=False, **_written(ended))
         async with self._database.write() as connection:
             changed = (await connection.execute(change)).rowcount
             row = (await connection.execute(sa.select(responses).where(mine))).mappings().one_or_none()
@@ -85,18 +94,23 @@ class SqlResponseStore:
         async with self._database.write() as connection:
             return bool((await connection.execute(sa.delete(responses).where(_is(name, tenant)))).rowcount)
 
-    async def history(self, name: str, tenant: str) -> tuple[list[StoredResponse], str | None]:
-        """The response and those before it, oldest first, and the id of what would come next: None = it is whole."""
+    async def history(self, name: str, tenant: str) -> tuple[list[Turn], str | None]:
+        """The response and those before it, oldest first, and the id of what would come next: None = it is whole.
+
+        Items only: what else their clients stored may be large.
+        """
         newest = sa.select(responses.c.id, responses.c.previous, sa.literal(0).label("age")).where(_is(name, tenant))
         chain = newest.cte("chain", recursive=True)
         older = sa.select(responses.c.id, responses.c.previous, chain.c.age + 1).where(
             responses.c.id == chain.c.previous, responses.c.tenant == tenant, chain.c.age < LONGEST
         )
         chain = chain.union_all(older)
-        query = sa.select(responses).join(chain, chain.c.id == responses.c.id).order_by(chain.c.age.desc())
+        columns = (responses.c.id, responses.c.previous, responses.c.running, responses.c.input, responses.c.output)
+        query = sa.select(*columns).join(chain, chain.c.id == responses.c.id).order_by(chain.c.age.desc())
         async with self._database.read() as connection:
-            rows = (await connection.execute(query)).mappings().all()
-        return [_stored(row) for row in rows], rows[0]["previous"] if rows else name
+            rows = (await connection.execute(query)).all()
+        turns = [Turn(row.id, [*_decode(row.input), *_decode(row.output)], bool(row.running)) for row in rows]
+        return turns, rows[0].previous if rows else name
 
     async def left(self, most: int) -> list[tuple[str, str]]:
         """(id, tenant) of some whose job runs no more, oldest first: whoever read it did not see to its end."""
@@ -126,5 +140,11 @@ def _is(name: str, tenant: str) -> sa.ColumnElement[bool]:
     return sa.and_(has_name(responses.c.id, name), responses.c.tenant == tenant)
 
 
+def _written(response: Json) -> dict[str, bytes]:
+    about = {name: value for name, value in response.items() if name != "output"}
+    return {"object": _encode(about), "output": _encode(response["output"])}
+
+
 def _stored(row: sa.RowMapping) -> StoredResponse:
-    return StoredResponse(_decode(row["object"]), _decode(row["input"]), bool(row["running"]))
+    response = {**_decode(row["object"]), "output": _decode(row["output"])}
+    return StoredResponse(response, _decode(row["input"]), bool(row["running"]))

@@ -89,11 +89,12 @@ responses = sa.Table(
     sa.Column("created", sa.Double, nullable=False),
     sa.Column("object", sa.LargeBinary, nullable=False),
     sa.Column("input", sa.LargeBinary, nullable=False),
+    sa.Column("output", sa.LargeBinary, nullable=False),
     sa.Index("ix_responses_running", "running"),
     sa.Index("ix_responses_created", "created"),
 )
-"""One row a stored response. `object` and `input` (its own items, without what came before) are JSON; one that is `running` is
-a detached job's."""
+"""One row a stored response. `object` (without its output), `input` (its own items, without what came before) and `output` are
+JSON; one that is `running` is a detached job's."""
 
 conversations = sa.Table(
     "conversations",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from schemas.errors import JobFailed, Overloaded, StoreUnavailable
+from services.edge.gate.limits import Limits
 from services.edge.store.database import Database
 from services.edge.store.records import JobState
 from services.edge.store.responses import SqlResponseStore
@@ -145,6 +146,21 @@ async def test_a_job_whose_tokens_are_gone_has_failed(api: ResponsesApi) -> None
     await api.background.close()
     api.detached.jobs.clear()
     assert (await stands(api, name, "failed"))["output"] == []
+
+
+@pytest.mark.parametrize("background", [True, False])
+async def test_what_it_did_not_use_of_a_limit_comes_back(api: ResponsesApi, background: bool) -> None:
+    key = api.keys.make(tenant="acme", limits=Limits(tokens_per_minute=1000))
+    for _ in range(3):
+        made = await api.respond(key, max_output_tokens=800, background=background)
+        assert made.status_code == 200, made.text
+        async with asyncio.timeout(5):
+            while (await _remaining(api, key)) < 900:  # noqa: ASYNC110 - told in headers only
+                await asyncio.sleep(0.01)
+
+
+async def _remaining(api: ResponsesApi, key: str) -> int:
+    return int((await api.ask("GET", "/v1/models", key)).headers["x-ratelimit-remaining-tokens"])
 
 
 async def test_after_the_only_call_that_is_allowed_it_is_stopped(api: ResponsesApi) -> None:

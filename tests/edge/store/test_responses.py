@@ -40,7 +40,8 @@ async def test_a_history_is_told_from_its_beginning(responses: SqlResponseStore)
         await responses.add("t", response(name, previous))
     found, missing = await responses.history("c", "t")
     assert ([one.id for one in found], missing) == (["a", "b", "c"], None)
-    assert found[0] == response("a")
+    assert found[0].items == [{"id": "in-a"}, {"id": "out-a"}]
+    assert await responses.get("a", "t") == response("a")
     await responses.delete("a", "t")
     found, missing = await responses.history("c", "t")
     assert missing == "a"

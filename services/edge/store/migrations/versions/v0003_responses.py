@@ -21,6 +21,7 @@ def upgrade() -> None:
         sa.Column("created", sa.Double, nullable=False),
         sa.Column("object", sa.LargeBinary, nullable=False),
         sa.Column("input", sa.LargeBinary, nullable=False),
+        sa.Column("output", sa.LargeBinary, nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_responses"),
     )
     op.create_index("ix_responses_running", "responses", ["running"])

@@ -9,7 +9,7 @@ from bench.routing_world.trace import Row
 
 @dataclass(slots=True, eq=False)
 class SimJob:
-    """`arrived`: on the scaled time axis. `uncached`: tokens that were computed. `gap_p95`: of its token gaps, in seconds."""
+    """`arrived`: on the scaled time axis. `uncached`: tokens that were computed, `placed_uncached`: those that its router expected. `gap_p95`: of its token gaps, in seconds."""
 
     row: Row
     arrived: float
@@ -17,6 +17,7 @@ class SimJob:
     prefill: int = -1
     decode: int = -1
     uncached: int = 0
+    placed_uncached: int = 0
     ttft: float = -1.0
     finished: float = -1.0
     gap_p95: float = 0.0

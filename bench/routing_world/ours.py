@@ -1,7 +1,8 @@
 """Headrace's own rule: the router's code, `services.router`, before the simulated workers.
 
-Placement (`placement`), the prefix index, and the turn of lanes (`lanes`) are the real ones. Workers queue one step's work at
-most; what nobody has credit for waits, and a job that can no longer have its first token in time is refused.
+Placement (`placement`), the prefix index, and the turn of lanes (`lanes`) are the real ones, and with tiers admission too (`gate`).
+Workers queue one step's work at most; what nobody has credit for waits, and a job that can no longer have its first token in time is
+refused.
 """
 
 from __future__ import annotations
@@ -14,23 +15,30 @@ from bench.routing_world.cluster import Cluster
 from bench.routing_world.decode import DecodeWorker
 from bench.routing_world.job import SimJob
 from bench.routing_world.prefill import PrefillWorker
-from schemas.job import LANES
+from schemas.job import LANES, Tier
 from schemas.state import Role
-from services.router.lanes import Tiers, charge, next_turn, note
+from services.router.admission import Left, TurnedAway, presses, too_late
+from services.router.gate import Gate
+from services.router.lanes import Tiers, charge, next_turn, note, rank
 from services.router.placement import Local, NoCredit, Pair, place
 from services.router.placement_request import PATIENCE_S, Request
 from services.router.placement_workers import Pool, Worker
 from services.router.prefix_index import PrefixIndex
 
-TIER = "paid"
 
 
 class Ours:
-    def __init__(self, seed: int, *, refuse: bool = True, patience: float = PATIENCE_S) -> None:
+    """`tiers`: of each job, by its number; without, all are paid and nobody is kept from waiting."""
+
+    def __init__(
+        self, seed: int, *, refuse: bool = True, patience: float = PATIENCE_S, tiers: Sequence[Tier] | None = None
+    ) -> None:
         self._random = Random(seed)
         self._refuse = refuse
         self._patience = patience
-        self._lanes: dict[int, deque[SimJob]] = {lane: deque() for lane in range(LANES)}
+        self._tier_of = tiers
+        self.gate = Gate()
+        self._lanes: dict[Tier, dict[int, deque[SimJob]]] = {tier: {lane: deque() for lane in range(LANES)} for tier in Tier}
         self._tiers: Tiers = {}
         self._index = PrefixIndex()
         self.cluster: Cluster
@@ -53,9 +61,20 @@ class Ours:
         self._index.removed(process, removed)
 
     def arrive(self, job: SimJob) -> None:
-        if any(self._lanes.values()) or not self._try(job):
-            self._lanes[job.row.tenant % LANES].append(job)
+        tier, lane = self.tier(job), job.row.tenant % LANES
+        if self._tier_of is not None:
+            away = self.gate.enter(tier, lane, self.waiting, self.left(job), self.cluster.now)
+            if away is not None:
+                self.turned_away(job, away)
+                return
+        ahead = any(rank(other) <= rank(tier) for other in self.waiting)
+        if ahead or not self._try(job):
+            self._lanes[tier][lane].append(job)
+            self.gate.sees(self.waiting, self.cluster.now)
             self._round()
+
+    def turned_away(self, job: SimJob, away: TurnedAway) -> None:
+        job.refused = True
 
     def freed(self, job: SimJob) -> None:
         if job.prefill >= 0:
@@ -63,24 +82,42 @@ class Ours:
         self._see_decode(self.cluster.decode[job.decode])
         self._round()
 
+    def tier(self, job: SimJob) -> Tier:
+        return self._tier_of[job.number] if self._tier_of is not None else Tier.PAID
+
+    @property
+    def waiting(self) -> dict[str, dict[int, int]]:
+        """Jobs that wait, by tier and lane, without empty ones."""
+        found = {tier.value: {lane: len(jobs) for lane, jobs in lanes.items() if jobs} for tier, lanes in self._lanes.items()}
+        return {tier: lanes for tier, lanes in found.items() if lanes}
+
+    def left(self, job: SimJob) -> Left:
+        """The queue may take what a prompt of no length is allowed."""
+        waited = self.cluster.now - job.arrived
+        return Left(queue_s=self.cluster.limits.ttft - waited)
+
     def _round(self) -> None:
         """What the router's queue path does: one job after another while credit is in view."""
-        passed: set[int] = set()
+        passed: set[tuple[str, int]] = set()
         now = self.cluster.now
         while True:
-            waiting = {lane: len(jobs) for lane, jobs in self._lanes.items() if jobs}
-            if len(passed) == len(waiting) or not self._credit():
+            waiting = self.waiting
+            rest = {tier: {lane: n for lane, n in lanes.items() if (tier, lane) not in passed} for tier, lanes in waiting.items()}
+            if not any(rest.values()) or not self._credit():
                 return
-            self._tiers = note(self._tiers, {TIER: waiting}, now)
-            turn = next_turn(self._tiers, {TIER: {lane: n for lane, n in waiting.items() if lane not in passed}}, now)
+            self._tiers = note(self._tiers, waiting, now)
+            turn = next_turn(self._tiers, rest, now)
             if turn is None:
                 return
-            job = self._lanes[turn.lane][0]
+            line = self._lanes[Tier(turn.tier)][turn.lane]
+            job = line[0]
             if self._try(job):
-                self._lanes[turn.lane].popleft()
-                self._tiers = charge(turn.tiers, TIER, turn.lane, job.uncached or job.prompt)
+                line.popleft()
+                self._tiers = charge(turn.tiers, turn.tier, turn.lane, job.placed_uncached)
+                self.gate.placed(turn.tier, now)
+                self.gate.sees(self.waiting, now)
             else:
-                passed.add(turn.lane)
+                passed.add((turn.tier, turn.lane))
 
     def _credit(self) -> bool:
         return isinstance(place((self._pool,), Request(tokens=1), self.cluster.now, self._random), Pair | Local)
@@ -95,9 +132,18 @@ class Ours:
             return False
         assert isinstance(decision, Pair | Local), decision
         assert decision.why is not None
-        if self._refuse and waited + decision.why.ttft_s > self.cluster.limits.first_token(decision.uncached):
+        left = Left(first_token_s=self.cluster.limits.first_token(decision.uncached) - waited)
+        if self._tier_of is not None:
+            away = too_late(decision.why, left)
+            if away is not None:
+                self.turned_away(job, away)
+                return True
+            if presses(self.tier(job), decision.why):
+                return False
+        elif self._refuse and decision.why.ttft_s > left.first_token_s:
             job.refused = True
             return True
+        job.placed_uncached = decision.uncached
         if isinstance(decision, Pair):
             prefill, decode = self._prefill[decision.prefill], self._decode[decision.decode]
             self._queued[decision.prefill].append(decision.uncached)

@@ -38,7 +38,8 @@ BETTER_S, BETTER = 0.01, 0.1
 class Why:
     """The terms of a choice. Predicted seconds until the first token, tokens it computes, decode's share taken with it.
 
-    `ready` could have been chosen, `refused` had no credit or had said no.
+    `ready` could have been chosen, `refused` had no credit or had said no. `wait_s`: the part of `ttft_s` that others' work takes.
+    `kv`: the share of decode's KV blocks that is taken with it; `busy`: decode computes for others, so more will be free.
     """
 
     ttft_s: float
@@ -46,6 +47,9 @@ class Why:
     load: float
     ready: int
     refused: int
+    wait_s: float = 0.0
+    kv: float = 0.0
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ def place(pools: Collection[Pool], request: Request, now: float, random: Random,
     fitting = [found for found in usable if found.fits]
     if not fitting:
         return Impossible(ContextLengthExceeded(f"{request.tokens} tokens are more than this model can take.", param="messages"))
-    ways = [way for found in fitting for way in _ways(found, request, random)]
+    ways = [way for found in fitting for way in _ways(found, request, now, random)]
     if not ways:
         return NoCredit("no_credit")
     cost, decision = min(ways, key=lambda way: way[0])
@@ -118,7 +122,7 @@ def place(pools: Collection[Pool], request: Request, now: float, random: Random,
 _Way = tuple[float, Pair | Local]
 
 
-def _ways(found: Survey, request: Request, random: Random) -> list[_Way]:
+def _ways(found: Survey, request: Request, now: float, random: Random) -> list[_Way]:
     """The best pair and the best worker alone of one pool, each with its predicted time to the first token."""
     ways: list[_Way] = []
     if found.prefill and found.decode:
@@ -126,16 +130,21 @@ def _ways(found: Survey, request: Request, random: Random) -> list[_Way]:
         load, then = _draw(_near(first, found.decode), TIE_LOAD, 0.0, random)
         fetch = CachedBlocks(process=found.lender, blocks=found.lent) if gain(found, request, first) > 0 else None
         uncached = request.uncached(found.lender if fetch else first.process, found.pool.block_tokens)
-        why = Why(cost, uncached, load, len(found.prefill) + len(found.decode), found.refused)
+        why = _why(cost, uncached, load, len(found.prefill) + len(found.decode), found, first.free_at - now, then)
         ways.append((cost, Pair(first.process, then.process, found.room, fetch, uncached, why)))
     alone = found.alone or found.tail
     if alone:
         cost, one = _draw(alone, TIE_S, TIE, random)
         uncached = request.uncached(one.process, found.pool.block_tokens)
-        why = Why(cost, uncached, 0.0, len(alone), found.refused)
+        why = _why(cost, uncached, 0.0, len(alone), found, one.free_at - now, one)
         worse = TIE_S + TIE * cost  # a pair is as good as one that is faster by no more than this
         ways.append((cost + worse, Local(one.process, found.room, uncached, why)))
     return ways
+
+
+def _why(cost: float, uncached: int, load: float, ready: int, found: Survey, wait: float, decode: Worker) -> Why:
+    kv = 1 - (decode.kv_blocks - found.room) / decode.kv_total
+    return Why(cost, uncached, load, ready, found.refused, max(0.0, wait), kv, decode.running > 0)
 
 
 def _near(first: Worker, decode: Candidates) -> Candidates:

@@ -1,0 +1,67 @@
+"""Who may join the line of one model: the state behind `admission`. Knows no bus and no clock; times are passed in.
+
+Owns each tier's pace, and which lanes are closed to which tier until when. Invariants: a Retry-After is a promise about this router:
+until then it turns that lane's jobs of that tier away, so nobody else takes the room they were told to wait for, and after it they
+are judged anew; closing one lane opens room for the others, whose own promises end at other times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from schemas.job import Tier
+from services.router.admission import Left, Line, TurnedAway, closed, judge
+from services.router.lanes import rank
+from services.router.pace import Pace
+
+Waiting = Mapping[str, Mapping[int, int]]
+
+
+class Gate:
+    def __init__(self) -> None:
+        self._paces: dict[str, Pace] = {}
+        self._closed: dict[tuple[str, int], float] = {}
+
+    def sees(self, waiting: Waiting, now: float) -> None:
+        """What waits, by tier and lane. Call it when that changes."""
+        for tier in Tier:
+            self._pace(tier).waits(sum(waiting.get(tier, {}).values()), now)
+
+    def placed(self, tier: str, now: float) -> None:
+        """A job that waited was given to a worker. Before `sees` hears that it waits no more."""
+        self._pace(tier).placed(now)
+
+    def line(self, tier: Tier, lane: int, waiting: Waiting, now: float, others: float = 1.0) -> Line:
+        """What a new job would stand behind. `others`: how many routers place what waits, each as fast as we do."""
+        lanes = {number: jobs for number, jobs in waiting.get(tier, {}).items() if jobs > 0}
+        pace = self._pace(tier)
+        gap = pace.gap(now) / others
+        jobs = sum(lanes.values())
+        wait = above = 0.0
+        for other in (other for other in Tier if rank(other) < rank(tier)):
+            above += sum(waiting.get(other, {}).values()) * self._pace(other).gap(now) / others
+        wait = max(jobs * gap, above)
+        pressure = max(1.0, pace.demand(now) * pace.gap(now))
+        return Line(wait, jobs, lanes.get(lane, 0), len(lanes), pressure)
+
+    def enter(self, tier: Tier, lane: int, waiting: Waiting, left: Left, now: float, others: float = 1.0) -> TurnedAway | None:
+        """One new job asks. None: it may be placed, or wait."""
+        self._pace(tier).offered(now)
+        away = self.ask(tier, lane, waiting, left, now, others)
+        if away is not None:
+            self.close(tier, lane, now + away.retry_after)
+        return away
+
+    def ask(self, tier: Tier, lane: int, waiting: Waiting, left: Left, now: float, others: float = 1.0) -> TurnedAway | None:
+        """What `enter` would say, and nothing comes of it."""
+        until = self._closed.get((tier, lane), now)
+        if until > now:
+            return closed(tier, until - now)
+        return judge(tier, self.line(tier, lane, waiting, now, others), left)
+
+    def close(self, tier: Tier, lane: int, until: float) -> None:
+        """To new work of `tier` and `lane`. A promise that was made is not taken back."""
+        self._closed[tier, lane] = max(until, self._closed.get((tier, lane), until))
+
+    def _pace(self, tier: str) -> Pace:
+        return self._paces.setdefault(tier, Pace())

@@ -9,7 +9,10 @@ from bench.routing_world.trace import Row
 
 @dataclass(slots=True, eq=False)
 class SimJob:
-    """`arrived`: on the scaled time axis. `uncached`: tokens that were computed, `placed_uncached`: those that its router expected. `gap_p95`: of its token gaps, in seconds."""
+    """`arrived`: on the scaled time axis. `uncached`: tokens that were computed, `placed_uncached`: expected by its router.
+
+    `gap_p95`: of its token gaps, in seconds.
+    """
 
     row: Row
     arrived: float

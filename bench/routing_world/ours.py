@@ -1,8 +1,8 @@
 """Headrace's own rule: the router's code, `services.router`, before the simulated workers.
 
-Placement (`placement`), the prefix index, and the turn of lanes (`lanes`) are the real ones, and with tiers admission too (`gate`).
-Workers queue one step's work at most; what nobody has credit for waits, and a job that can no longer have its first token in time is
-refused.
+Placement (`placement`), the prefix index, and the turn of lanes (`lanes`) are the real ones, with tiers also admission (`gate`).
+Workers queue one step's work at most; what nobody has credit for waits, and a job that can no longer have its first token in time
+is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from services.router.placement import Local, NoCredit, Pair, place
 from services.router.placement_request import PATIENCE_S, Request
 from services.router.placement_workers import Pool, Worker
 from services.router.prefix_index import PrefixIndex
-
 
 
 class Ours:
@@ -72,6 +71,19 @@ class Ours:
             self._lanes[tier][lane].append(job)
             self.gate.sees(self.waiting, self.cluster.now)
             self._round()
+
+    def would_enter(self, job: SimJob) -> bool:
+        """Whether the same request would be let in if it came now."""
+        limits, now = self.cluster.limits, self.cluster.now
+        fresh = Left(queue_s=limits.ttft)
+        if self.gate.ask(self.tier(job), job.row.tenant % LANES, self.waiting, fresh, now) is not None:
+            return False
+        request = Request(tokens=job.prompt, hits=self._index.hits(job.blocks), patience=self._patience)
+        decision = place((self._pool,), request, now, self._random)
+        if not isinstance(decision, Pair | Local):
+            return True  # it would wait
+        assert decision.why is not None
+        return too_late(decision.why, Left(first_token_s=limits.first_token(decision.uncached))) is None
 
     def turned_away(self, job: SimJob, away: TurnedAway) -> None:
         job.refused = True

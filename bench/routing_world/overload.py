@@ -1,8 +1,8 @@
 """Twice the load that saturates, with tiers: who is served, how late, and whether a Retry-After is true.
 
-The router's own admission (`services.router.gate`) before the simulated workers. Tiers are drawn by seed; tenants are the trace's.
-A caller who was turned away is imagined to ask again at every moment from then on, and nothing comes of it: when he would have been
-let in, over what he was told, is the truth of a Retry-After.
+The router's own admission (`services.router.gate`) before the simulated workers. Tiers come by seed, tenants as ever. Who is
+turned away is imagined to ask again and again, and nothing comes of it: when it would have been let in, over what it was told,
+is the truth of a Retry-After.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from bench.routing_world.measure import measure, quantile
 from bench.routing_world.ours import Ours
 from bench.routing_world.settings import Limits, World
 from bench.routing_world.trace import Row
-from schemas.job import LANES, Tier
-from services.router.admission import Left, TurnedAway
+from schemas.job import Tier
+from services.router.admission import TurnedAway
 
 SHARES = {Tier.ENTERPRISE: 0.1, Tier.PAID: 0.4, Tier.FREE: 0.5}
 LOADS = (0.1, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -70,8 +70,7 @@ class _Probed(Ours):
         cluster = self.cluster
 
         def again() -> None:
-            fresh = Left(queue_s=cluster.limits.ttft)
-            if self.gate.ask(self.tier(job), job.row.tenant % LANES, self.waiting, fresh, cluster.now) is None:
+            if self.would_enter(job):
                 self.truths.append((cluster.now - told_at) / retry_after)
             else:
                 self._ask_later(job, told_at, retry_after)

@@ -1,11 +1,11 @@
 """Whether new work may join the line of its tier, and when to come again if not. Pure functions.
 
-Knows no bus, no clock, no worker. Invariants: a resume is never judged here; a job before which nobody waits is never turned away;
-of two jobs that see the same line the one of the higher tier is turned away last; Retry-After is 1 to 120 s.
+Knows no bus, no clock, no worker. Invariants: a resume is never judged here; a job before which hardly anybody waits is never
+turned away; of two jobs that see the same line the one of the higher tier is turned away last; Retry-After is 1 to 120 s.
 
-The wait before a job is predicted from what waits and how fast its tier leaves the queue while somebody waits there. Each tier may
-fill a part of a job's deadlines with it: free the least, so free is refused first, paid queues while there is capacity, and
-enterprise only goes when its token would come too late.
+The wait before a job is predicted from what waits and how fast its tier leaves the queue while somebody waits there. Each tier
+may fill a part of a job's deadlines with it: free the least, so free is refused first, paid queues while there is capacity, and
+enterprise is turned away only when its token would come too late.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ SHORTEST_S, LONGEST_S = 1.0, 120.0
 """Of a Retry-After. Clients do not retry at all when told to wait longer."""
 FAIR = 2.0
 """A lane that has more than so many times an equal part of its tier's line is over its share: it may fill half of the bound."""
+FEW = 1
+"""Jobs that may wait for a better worker rather than for room: they say nothing of how fast a line is."""
 AT_ONCE_S = 0.05
 """A worker that could begin so soon is as good as idle: nothing would be faster, so its prediction turns nobody away."""
 
@@ -41,12 +43,14 @@ BOUNDS: dict[Tier, Bound] = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What waits before a new job. `wait_s`: predicted. `ours` of `jobs` of its tier are of its lane, one of `lanes` that wait.
+    """What a new job would wait behind. `ahead`: jobs of its tier and higher ones, `wait_s`: how long they take, predicted.
 
+    Of the `jobs` of its own tier `ours` are of its lane, which is one of `lanes` that wait.
     `pressure`: how many times faster jobs of its tier come than they leave the queue, at least 1.
     """
 
     wait_s: float = 0.0
+    ahead: int = 0
     jobs: int = 0
     ours: int = 0
     lanes: int = 0
@@ -78,7 +82,7 @@ class TurnedAway:
 def judge(tier: Tier, line: Line, left: Left) -> TurnedAway | None:
     """None: it may join the line. Its lane should stay closed to its tier for `retry_after`, so that the promise is kept."""
     most = BOUNDS[tier].wait * min(left.queue_s, left.first_token_s)
-    if line.wait_s <= (most / 2 if line.over_share else most) or not line.jobs:
+    if line.ahead <= FEW or line.wait_s <= (most / 2 if line.over_share else most):
         return None
     again = within_bounds(line.wait_s * line.pressure)
     if line.wait_s <= most:

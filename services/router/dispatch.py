@@ -37,24 +37,34 @@ from schemas.placement import (
     Queue,
     Refuse,
     Refused,
-    SubmitAnswer,
     WorkerAnswer,
 )
 from schemas.subjects import Subjects
 from services.bus.interface import Bus
 from services.bus.typed import ask, send
+from services.router.admission import Left, presses, too_late
 from services.router.cancelled import CancelledJobs
-from services.router.placement import Impossible, Local, NoCredit, Pair, place
+from services.router.entry import refused
+from services.router.placement import Impossible, Local, NoCredit, Pair, Why, place
 from services.router.placement_request import Request
 from services.router.placement_workers import Pool
 from services.router.prefix_index import PrefixIndex
 from services.router.prompt import Prompt
 from services.router.view import Charge, View
 
+UNHURRIED = Left()
 ASK_S = 0.1
 """One worker's share of the budget: a silent one leaves time for the next best."""
 OWN_ERRORS = frozenset({"internal_error", "job_failed", "refused"})
 """Refusals that say that something is wrong with a worker, not that it is full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A worker took it. `why`: the terms of the choice."""
+
+    answer: Accepted
+    why: Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +85,11 @@ class Dispatcher:
     cancelled: CancelledJobs
     random: Random
 
-    async def place(self, job: Job, within: float, patience: float = 0.0) -> SubmitAnswer:
-        """Accepted, Queue (nobody takes it now) or Refused (nobody ever will), within so many seconds.
+    async def place(self, job: Job, within: float, patience: float = 0.0, left: Left = UNHURRIED) -> Placed | Queue | Refused:
+        """Placed, Queue (nobody takes it now) or Refused (nobody ever will, or not in time), within so many seconds.
 
         `patience`: seconds that the job may wait in the queue for a worker that is better than those with credit.
+        `left`: until its deadlines.
         """
         by, prompt = asyncio.get_running_loop().time() + within, Prompt(job)
         without = frozenset[str]()
@@ -95,13 +106,20 @@ class Dispatcher:
                     return Queue(router=self.bus.process, reason="no_worker")
                 case Impossible(error=error):
                     return refusal(error)
+            assert decision.why is not None
+            if not job.resume:
+                away = too_late(decision.why, left)
+                if away is not None:
+                    return refused(away)
+                if presses(job.tier, decision.why):
+                    return Queue(router=self.bus.process, reason="kv_pressure")
             self._expect(prompt, pools, decision)
             try:
                 outcome = await self._try(job, decision, by)
             except MessageTooLarge as error:
                 return refusal(error)
             if isinstance(outcome, Accepted):
-                return outcome
+                return Placed(outcome, decision.why)
             without |= {outcome.worker}
         return Queue(router=self.bus.process, reason="no_answer")
 

@@ -1,8 +1,8 @@
 """Who may join the line of one model: the state behind `admission`. Knows no bus and no clock; times are passed in.
 
-Owns each tier's pace, and which lanes are closed to which tier until when. Invariants: a Retry-After is a promise about this router:
-until then it turns that lane's jobs of that tier away, so nobody else takes the room they were told to wait for, and after it they
-are judged anew; closing one lane opens room for the others, whose own promises end at other times.
+Owns each tier's pace, and which lanes are closed to which tier until when. Invariants: a Retry-After is a promise of this router:
+until then it turns that lane's jobs of that tier away, so nobody takes the room they were told to wait for; after it they are
+judged anew. Lanes close and open at times of their own, so that room is always somebody's.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ class Gate:
         lanes = {number: jobs for number, jobs in waiting.get(tier, {}).items() if jobs > 0}
         pace = self._pace(tier)
         gap = pace.gap(now) / others
-        jobs = sum(lanes.values())
-        wait = above = 0.0
+        jobs = ahead = sum(lanes.values())
+        above = 0.0
         for other in (other for other in Tier if rank(other) < rank(tier)):
-            above += sum(waiting.get(other, {}).values()) * self._pace(other).gap(now) / others
-        wait = max(jobs * gap, above)
+            more = sum(waiting.get(other, {}).values())
+            ahead += more
+            above += more * self._pace(other).gap(now) / others
         pressure = max(1.0, pace.demand(now) * pace.gap(now))
-        return Line(wait, jobs, lanes.get(lane, 0), len(lanes), pressure)
+        return Line(max(jobs * gap, above), ahead, jobs, lanes.get(lane, 0), len(lanes), pressure)
 
     def enter(self, tier: Tier, lane: int, waiting: Waiting, left: Left, now: float, others: float = 1.0) -> TurnedAway | None:
         """One new job asks. None: it may be placed, or wait."""

@@ -1,4 +1,4 @@
-"""How fast the tiers of one model leave its queue, and how fast they come: measured, over the last seconds. Knows no bus and no clock.
+"""How fast jobs of one tier leave the queue, and how fast they come: measured, over the last seconds. Knows no bus and no clock.
 
 Only time in which somebody waited counts, so a quiet minute makes no queue slow, and each time between two placements is one
 measurement, the present one included: a queue that stands still is seen to.

@@ -38,7 +38,7 @@ BETTER_S, BETTER = 0.01, 0.1
 class Why:
     """The terms of a choice. Predicted seconds until the first token, tokens it computes, decode's share taken with it.
 
-    `ready` could have been chosen, `refused` had no credit or had said no. `wait_s`: the part of `ttft_s` that others' work takes.
+    `ready` could have been chosen, `refused` had no credit or had said no. `wait_s`: the part of `ttft_s` for others' work.
     `kv`: the share of decode's KV blocks that is taken with it; `busy`: decode computes for others, so more will be free.
     """
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from schemas.errors import BusError, BusUnavailable, UnreadableMessage, from_code
+from schemas.errors import BusError, BusUnavailable, Unavailable, UnreadableMessage, from_code
 from schemas.job import Job
 from schemas.lifecycle import State
-from schemas.placement import Accepted, Refused
+from schemas.placement import Refused
 from schemas.reply import Event, Frames
 from services.bus.typed import Refusals, send
 from services.bus.work_queue import Item
 from services.router.cancelled import CancelledJobs
-from services.router.dispatch import Dispatcher
+from services.router.dispatch import Dispatcher, Placed
 from services.router.drain_rate import DrainRate
+from services.router.entry import Entry
 from services.router.placement_request import PATIENCE_S
 from services.router.waiting import Waiting
 from services.telemetry.logs import fields
@@ -39,25 +40,33 @@ class Pulled:
     waiting: Waiting
     drained: DrainRate
     refusals: Refusals
+    entry: Entry
     within: float
 
     async def settle(self, item: Item) -> int | None:
-        """Tokens placed, 0 when the job was dropped, None when it went back. Raises `BusUnavailable` when it could not."""
+        """Uncached tokens placed, 0 when it was dropped, None when it went back. Raises `BusUnavailable` when it could not."""
         try:
             job = self.dispatcher.bus.dialect.decode(item.data, Job)
         except UnreadableMessage as error:
             self.refusals.refuse(item.subject, error)
             return await self._done(item)
+        if self.waiting.subject(job) != item.subject:
+            # Whoever chose the subject chose the turn: it must be what the edge says of the job.
+            self.refusals.refuse(
+                item.subject, UnreadableMessage("a job waits under a tier, lane, model or id that is not its own")
+            )
+            return await self._done(item)
         if self._unwanted(job):
             return await self._done(item)
         patience = self.edges.remaining(job.edge, job.deadlines, PATIENCE_S)
-        answer = await self.dispatcher.place(job, self.within, patience)
-        if isinstance(answer, Accepted):
+        answer = await self.dispatcher.place(job, self.within, patience, self.entry.left(job))
+        if isinstance(answer, Placed):
             self.drained.add(job.model)
-            return await self._done(item, job.prompt_tokens)
+            self.entry.placed(job)
+            return await self._done(item, answer.why.uncached)
         if job in self.cancelled:
             return await self._done(item)
-        if isinstance(answer, Refused) and not from_code(answer.code, "").retryable:
+        if isinstance(answer, Refused) and (answer.code == Unavailable.code or not from_code(answer.code, "").retryable):
             self._tell(job, answer)
             return await self._done(item)
         await item.nak()

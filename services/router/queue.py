@@ -16,6 +16,7 @@ from schemas.errors import BusUnavailable
 from schemas.subjects import Subjects, model_token
 from services.bus.work_queue import WorkQueue
 from services.clock import Clock
+from services.router.entry import Entry
 from services.router.lanes import Tiers, charge, next_turn, note
 from services.router.placement import Local, Pair, place
 from services.router.placement_request import Request
@@ -42,6 +43,7 @@ class QueuePath:
         waiting: Waiting,
         pulled: Pulled,
         resumes: Resumes,
+        entry: Entry,
         clock: Clock,
         random: Random,
         poll_s: float,
@@ -52,6 +54,7 @@ class QueuePath:
         self._waiting = waiting
         self._pulled = pulled
         self._resumes = resumes
+        self._entry = entry
         self._clock = clock
         self._random = random
         self._poll_s = poll_s
@@ -75,6 +78,7 @@ class QueuePath:
             since = self._clock.monotonic()
             try:
                 self._waiting.counted(await self._queue.waiting(self._subjects.jobs()), since)
+                self._entry.counted()
             except BusUnavailable as error:
                 self._unreachable(error)
             some = self._waiting.models()

@@ -28,6 +28,7 @@ from services.router.deaths import announce
 from services.router.disconnects import Disconnects
 from services.router.dispatch import Dispatcher
 from services.router.drain_rate import DrainRate
+from services.router.entry import Entry
 from services.router.kv_feed import KvFeed
 from services.router.prefix_index import PrefixIndex
 from services.router.pulled import Pulled
@@ -69,11 +70,14 @@ class Router:
         self.feed = KvFeed(bus, subjects, self.index, self._tasks.spawn)
         cancelled = CancelledJobs(clock)
         resumes = Resumes(clock)
+        self.entry = Entry(self.waiting, self.edges, clock)
         dispatcher = Dispatcher(bus, subjects, self.view, self.index, cancelled, random)
-        pulled = Pulled(dispatcher, cancelled, self.edges, self.waiting, self.drained, refusals, within)
+        pulled = Pulled(dispatcher, cancelled, self.edges, self.waiting, self.drained, refusals, self.entry, within)
         poll_s = settings.router.queue_poll_s
-        self.queue_path = QueuePath(queue, subjects, self.view, self.waiting, pulled, resumes, clock, random, poll_s)
-        self.submits = Submits(bus, self.view, self.waiting, dispatcher, resumes, random, within, self.queue_path.wake)
+        self.queue_path = QueuePath(queue, subjects, self.view, self.waiting, pulled, resumes, self.entry, clock, random, poll_s)
+        self.submits = Submits(
+            bus, self.view, self.waiting, dispatcher, resumes, self.entry, random, within, self.queue_path.wake
+        )
         self.cancels = Cancels(bus, subjects, queue, cancelled, self.waiting, clock)
         self.reporter = Reporter(bus, subjects, self.view, self.waiting, self.drained, clock, settings.model)
         self._group: list[Subscription] = []

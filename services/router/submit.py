@@ -14,7 +14,8 @@ from schemas.job import Job
 from schemas.placement import Queue, SubmitAnswer
 from services.bus.interface import Bus, Msg
 from services.bus.typed import answer
-from services.router.dispatch import Dispatcher, refusal
+from services.router.dispatch import Dispatcher, Placed, refusal
+from services.router.entry import Entry, refused
 from services.router.placement import Impossible, Local, Pair, place
 from services.router.placement_request import PATIENCE_S, Request
 from services.router.resumes import Resumes
@@ -36,6 +37,7 @@ class Submits:
         waiting: Waiting,
         dispatcher: Dispatcher,
         resumes: Resumes,
+        entry: Entry,
         random: Random,
         within: float,
         on_queued: Callable[[str], None],
@@ -45,6 +47,7 @@ class Submits:
         self._waiting = waiting
         self._dispatcher = dispatcher
         self._resumes = resumes
+        self._entry = entry
         self._random = random
         self._within = within
         self._on_queued = on_queued
@@ -63,9 +66,11 @@ class Submits:
         await self._tasks.finish(timeout)
 
     async def _place(self, job: Job, msg: Msg, by: float) -> None:
-        held, patience = self._held_back(job), 0.0 if job.resume else PATIENCE_S
-        left = by - asyncio.get_running_loop().time()
-        said = held or await self._dispatcher.place(job, left, patience)
+        said = self._held_back(job)
+        if said is None:
+            patience, within = 0.0 if job.resume else PATIENCE_S, by - asyncio.get_running_loop().time()
+            outcome = await self._dispatcher.place(job, within, patience, self._entry.left(job))
+            said = outcome.answer if isinstance(outcome, Placed) else outcome
         if job.resume:
             (self._resumes.unplaced if isinstance(said, Queue) else self._resumes.placed)(job)
         self._answer(job, msg, said)
@@ -74,6 +79,9 @@ class Submits:
         """The answer to a job that must wait its turn; None when it may be placed now."""
         if job.resume:
             return None
+        away = self._entry.enter(job)
+        if away is not None:
+            return refused(away)
         request, now, pools = Request.of(job), self._view.now(), self._view.pools(job.model)
         free = self._resumes.left_for(job.model, job.tier, pools)
         taken = len(free) < len(pools) and not isinstance(place(free, request, now, self._random), Pair | Local)

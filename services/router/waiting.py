@@ -114,6 +114,11 @@ class Waiting:
         """True while a job that was told to queue has not been seen there."""
         return any(place.model == model_token(model) for place in self._expected_places())
 
+    def routers(self, model: str) -> int:
+        """How many place what waits for `model`, ourselves included."""
+        oldest = self._clock.monotonic() - FRESH_S
+        return 1 + sum(of == model and at > oldest for (_, of), (_, at) in self._others.items())
+
     def subject(self, job: Job) -> str:
         """Where `job` waits."""
         return self._subjects.job(job.model, job.tier, job.lane, job.job)

@@ -20,7 +20,7 @@ from schemas.placement import (
     Refuse,
     WorkerAnswer,
 )
-from schemas.state import Capabilities, Credits, Role, WorkerState
+from schemas.state import Capabilities, Credits, Rates, Role, WorkerState
 from schemas.subjects import Subjects
 from services.bus.interface import Bus, Msg
 from services.bus.memory import MemoryBroker, MemoryBus
@@ -51,6 +51,8 @@ def a_job(
     weights: str = "",
     queue_s: float | None = 30.0,
     stamp: float | None = None,
+    first_token_s: float | None = None,
+    salt: bytes = b"",
 ) -> Job:
     return Job(
         job=job_id(_random),
@@ -58,12 +60,15 @@ def a_job(
         model=model,
         prompt=pack_ids(range(tokens)),
         sampling=Sampling(seed=1, max_tokens=4),
-        deadlines=Deadlines(stamp=SystemClock().wall() if stamp is None else stamp, total=600.0, queue=queue_s),
+        deadlines=Deadlines(
+            stamp=SystemClock().wall() if stamp is None else stamp, total=600.0, queue=queue_s, first_token=first_token_s
+        ),
         reply_to=SUBJECTS.reply(EDGE),
         edge=EDGE,
         choices=(Choice(index=0, generated=generated),),
         tier=tier,
         lane=lane,
+        salt=salt,
         resume=resume,
         weights=weights,
     )
@@ -98,7 +103,9 @@ class FakeWorker:
     slots: int = 4
     blocks: int = 100
     queued: int = 0
+    running: int = 0
     draining: bool = False
+    backlog_s: float = 0.0
     beats: bool = True
     refuses: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
@@ -131,7 +138,10 @@ class FakeWorker:
             kv_compat=self.kv_compat,
             credits=self.credits(),
             queued=self.queued,
+            running=self.running,
             draining=self.draining,
+            backlog=int(1000 * self.backlog_s),
+            rates=Rates(prefill_tokens_s=1000.0) if self.backlog_s else Rates(),
         )
         send(self.bus, SUBJECTS.worker_state(self.role, self.model, self.process), state)
 

@@ -7,13 +7,14 @@ import pytest
 
 from schemas.control import CancelJob
 from schemas.job import Job
-from schemas.placement import Accepted, Queue, Refused
+from schemas.placement import Accepted, Queue, Refused, SubmitAnswer
 from schemas.state import Cause, Role, WorkerState
 from services.bus.memory import Delivery, MemoryBroker, MemoryBus, soon
 from services.bus.typed import Refusals, listen
 from services.clock import SystemClock
+from services.router.admission import Left
 from services.router.cancelled import CancelledJobs
-from services.router.dispatch import Dispatcher
+from services.router.dispatch import UNHURRIED, Dispatcher, Placed
 from services.router.prefix_index import PrefixIndex
 from services.router.view import View
 from tests.router.fakes import MODEL, SUBJECTS, FakeWorker, a_job, a_process, a_worker
@@ -47,6 +48,11 @@ class Bench:
         await until(lambda: len(self.view.workers(MODEL)) == len(made))
         return made
 
+    async def place(self, job: Job, within: float, left: Left = UNHURRIED) -> SubmitAnswer:
+        """What a caller would hear."""
+        said = await self.dispatcher.place(job, within, left=left)
+        return said.answer if isinstance(said, Placed) else said
+
     def cancel(self, job: Job) -> None:
         self.cancelled.add(
             CancelJob(job=job.job, attempt=job.attempt, model=job.model, tier=job.tier, lane=job.lane, remember_s=30.0)
@@ -61,7 +67,7 @@ async def bench() -> Bench:
 async def test_a_pair_is_reserved_then_submitted(bench: Bench) -> None:
     prefill, decode = await bench.workers(Role.PREFILL, Role.DECODE)
     job = a_job(tokens=40)
-    answer = await bench.dispatcher.place(job, WITHIN)
+    answer = await bench.place(job, WITHIN)
     assert isinstance(answer, Accepted)
     assert (answer.prefill, answer.decode, answer.router) == (prefill.process, decode.process, bench.bus.process)
     assert decode.reserved == {answer.run: 4}
@@ -71,7 +77,7 @@ async def test_a_pair_is_reserved_then_submitted(bench: Bench) -> None:
 
 async def test_both_takes_the_whole_job(bench: Bench) -> None:
     [both] = await bench.workers(Role.BOTH)
-    answer = await bench.dispatcher.place(a_job(), WITHIN)
+    answer = await bench.place(a_job(), WITHIN)
     assert isinstance(answer, Accepted)
     assert (answer.prefill, answer.decode) == ("", both.process)
     assert [placement.decode for placement in both.placed] == [""]
@@ -80,19 +86,19 @@ async def test_both_takes_the_whole_job(bench: Bench) -> None:
 
 async def test_no_credit_asks_nobody(bench: Bench) -> None:
     prefill, decode = await bench.workers(Role.PREFILL, Role.DECODE, slots=0)
-    assert await bench.dispatcher.place(a_job(), WITHIN) == Queue(router=bench.bus.process, reason="no_credit")
+    assert await bench.place(a_job(), WITHIN) == Queue(router=bench.bus.process, reason="no_credit")
     assert prefill.heard == decode.heard == []
 
 
 async def test_what_can_never_fit_is_refused(bench: Bench) -> None:
     await bench.workers(Role.PREFILL, Role.DECODE)
-    answer = await bench.dispatcher.place(a_job(tokens=2000), WITHIN)
+    answer = await bench.place(a_job(tokens=2000), WITHIN)
     assert isinstance(answer, Refused)
     assert answer.code == "context_length_exceeded"
 
 
 async def test_an_unknown_model_is_refused_with_retry_after(bench: Bench) -> None:
-    answer = await bench.dispatcher.place(a_job(model="nobody"), WITHIN)
+    answer = await bench.place(a_job(model="nobody"), WITHIN)
     assert isinstance(answer, Refused)
     assert answer.code == "model_loading"
     assert answer.retry_after
@@ -105,7 +111,7 @@ async def test_the_next_best_is_tried(bench: Bench, how: str, role: Role, step: 
     bad, good = [worker for worker in workers if worker.role is role]
     getattr(bad, how).add(step)
     for _ in range(4):  # whichever of the two a tie begins with
-        answer = await bench.dispatcher.place(a_job(), WITHIN)
+        answer = await bench.place(a_job(), WITHIN)
         assert isinstance(answer, Accepted)
         assert good.process in (answer.prefill, answer.decode)
     held = {run for worker in workers for run in worker.reserved}
@@ -118,7 +124,7 @@ async def test_nobody_takes_it(bench: Bench, how: str) -> None:
     prefill, decode = await bench.workers(Role.PREFILL, Role.DECODE)
     getattr(prefill, how).add("submit")
     started = asyncio.get_running_loop().time()
-    answer = await bench.dispatcher.place(a_job(), WITHIN)
+    answer = await bench.place(a_job(), WITHIN)
     assert isinstance(answer, Queue)
     assert asyncio.get_running_loop().time() - started < WITHIN + SLACK
     await until(lambda: not decode.reserved, what="the reservation is released")
@@ -130,7 +136,7 @@ async def test_the_budget_bounds_many_silent_workers(bench: Bench) -> None:
         worker.silent.add("submit")
     loop = asyncio.get_running_loop()
     started = loop.time()
-    assert await bench.dispatcher.place(a_job(), WITHIN) == Queue(router=bench.bus.process, reason="no_answer")
+    assert await bench.place(a_job(), WITHIN) == Queue(router=bench.bus.process, reason="no_answer")
     assert loop.time() - started < WITHIN + SLACK
     await until(lambda: not workers[8].reserved)
 
@@ -139,7 +145,7 @@ async def test_each_try_is_a_run_of_its_own(bench: Bench) -> None:
     first, second, _ = await bench.workers(Role.PREFILL, Role.PREFILL, Role.DECODE)
     first.silent.add("submit")  # it takes the work, and its answer is lost
     while not first.placed:
-        answer = await bench.dispatcher.place(a_job(), WITHIN)
+        answer = await bench.place(a_job(), WITHIN)
         assert isinstance(answer, Accepted)
     assert first.runs.isdisjoint(second.runs)
     assert answer.run in second.runs
@@ -148,7 +154,7 @@ async def test_each_try_is_a_run_of_its_own(bench: Bench) -> None:
 async def test_a_lease_whose_answer_was_lost_is_released(bench: Bench) -> None:
     prefill, decode = await bench.workers(Role.PREFILL, Role.DECODE)
     decode.silent.add("lease")
-    assert isinstance(await bench.dispatcher.place(a_job(), WITHIN), Queue)
+    assert isinstance(await bench.place(a_job(), WITHIN), Queue)
     await until(lambda: "lease release" in decode.heard)
     assert not decode.reserved
     assert not prefill.placed
@@ -158,7 +164,7 @@ async def test_a_worker_that_nobody_hears_is_passed_over_at_once(bench: Bench) -
     workers = await bench.workers(Role.PREFILL, Role.PREFILL, Role.DECODE)
     await workers[0].bus.close()
     for _ in range(4):
-        answer = await bench.dispatcher.place(a_job(), WITHIN)
+        answer = await bench.place(a_job(), WITHIN)
         assert isinstance(answer, Accepted)
         assert answer.prefill == workers[1].process
 
@@ -167,7 +173,7 @@ async def test_cancelled_before_it_is_placed(bench: Bench) -> None:
     prefill, decode = await bench.workers(Role.PREFILL, Role.DECODE)
     job = a_job()
     bench.cancel(job)
-    answer = await bench.dispatcher.place(job, WITHIN)
+    answer = await bench.place(job, WITHIN)
     assert isinstance(answer, Refused)
     assert answer.reason == "cancelled"
     assert prefill.heard == decode.heard == []
@@ -183,7 +189,7 @@ async def test_cancelled_between_lease_and_submit(bench: Bench) -> None:
         soon(delivery)
 
     bench.broker.deliver = deliver
-    answer = await bench.dispatcher.place(job, WITHIN)
+    answer = await bench.place(job, WITHIN)
     assert isinstance(answer, Refused)
     assert answer.reason == "cancelled"
     assert not prefill.placed
@@ -194,7 +200,7 @@ async def test_cancelled_between_lease_and_submit(bench: Bench) -> None:
 async def test_a_burst_is_spread_by_what_was_just_placed(bench: Bench) -> None:
     """Between two beats the router's own charges are all it has: no worker is asked beyond its credit."""
     workers = await bench.workers(Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE, slots=2, beats=False)
-    answers = await asyncio.gather(*(bench.dispatcher.place(a_job(tokens=32), WITHIN) for _ in range(10)))
+    answers = await asyncio.gather(*(bench.place(a_job(tokens=32), WITHIN) for _ in range(10)))
     assert sum(isinstance(answer, Accepted) for answer in answers) == 4
     assert [len(worker.reserved) for worker in workers if worker.role is Role.DECODE] == [2, 2]
 
@@ -203,7 +209,7 @@ async def test_a_refusal_does_not_use_up_the_only_slot(bench: Bench) -> None:
     busy, _, decode = await bench.workers(Role.PREFILL, Role.PREFILL, Role.DECODE, slots=1, beats=False)
     busy.refuses.add("submit")
     while "submit" not in busy.heard:
-        answer = await bench.dispatcher.place(a_job(), WITHIN)
+        answer = await bench.place(a_job(), WITHIN)
         assert isinstance(answer, Accepted)
         decode.reserved.clear()
         decode.beat()
@@ -213,7 +219,7 @@ async def test_a_refusal_does_not_use_up_the_only_slot(bench: Bench) -> None:
 async def test_our_own_connection_is_down(bench: Bench) -> None:
     await bench.workers(Role.PREFILL, Role.DECODE)
     bench.bus.disconnect()
-    assert isinstance(await bench.dispatcher.place(a_job(), WITHIN), Queue)
+    assert isinstance(await bench.place(a_job(), WITHIN), Queue)
     assert [worker.decode_slots for worker in bench.view.workers(MODEL)] == [4, 4], "nothing stays charged"
 
 
@@ -221,7 +227,7 @@ async def test_a_job_too_large_for_the_bus_is_refused() -> None:
     bench = Bench()
     bench.broker.max_payload = 4_000
     await bench.workers(Role.PREFILL, Role.DECODE)
-    answer = await bench.dispatcher.place(a_job(tokens=1_000), WITHIN)
+    answer = await bench.place(a_job(tokens=1_000), WITHIN)
     assert isinstance(answer, Refused)
     assert answer.code == "message_too_large"
 
@@ -229,9 +235,9 @@ async def test_a_job_too_large_for_the_bus_is_refused() -> None:
 async def test_a_model_whose_last_worker_just_died_is_waited_for(bench: Bench) -> None:
     both = (await bench.workers(Role.BOTH))[0]
     bench.view.died(both.process, Cause.KILLED)
-    answer = await bench.dispatcher.place(a_job(), WITHIN)
+    answer = await bench.place(a_job(), WITHIN)
     assert isinstance(answer, Queue)
     assert answer.reason == "no_worker"
-    refused = await bench.dispatcher.place(a_job(model="never-served"), WITHIN)
+    refused = await bench.place(a_job(model="never-served"), WITHIN)
     assert isinstance(refused, Refused)
     assert refused.code == "model_loading"

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
+from unittest.mock import ANY
 
 import msgspec
 import pytest
@@ -338,7 +339,7 @@ def test_a_decision_says_why() -> None:
     )
     decision = place([ready, refused, D], Request(48, hits={"p1": 1}), Random(1))
     assert isinstance(decision, Pair)
-    assert decision.why == Why(ttft_s=pytest.approx(0.132), uncached=32, load=0.25, ready=2, refused=1)
+    assert decision.why == Why(ttft_s=pytest.approx(0.132), uncached=32, load=0.25, ready=2, refused=1, wait_s=0.1, kv=ANY)
 
 
 @given(workers_strategy, st.integers(1, 150), st.integers(0, 2**32), st.floats(0.001, 10.0))

@@ -60,8 +60,8 @@ async def test_without_credit_nothing_is_pulled(house: House) -> None:
 
 async def test_tiers_by_priority_lanes_by_turn(house: House) -> None:
     [both] = await house.workers(Role.BOTH, slots=0)
-    heavy = [a_job(lane=1, tokens=QUANTUM + 1) for _ in range(2)]
-    light = [a_job(lane=2, tokens=QUANTUM // 2) for _ in range(3)]
+    heavy = [a_job(lane=1, tokens=QUANTUM + 1, salt=b"%d" % number) for number in range(2)]
+    light = [a_job(lane=2, tokens=QUANTUM // 2, salt=b"light%d" % number) for number in range(3)]
     free, enterprise = a_job(tier=Tier.FREE), a_job(tier=Tier.ENTERPRISE, lane=7)
     await house.put(free, *heavy, *light, enterprise)
     await until(lambda: sum(house.routers[0].waiting.by_tier(MODEL).values()) == 7)
@@ -70,6 +70,45 @@ async def test_tiers_by_priority_lanes_by_turn(house: House) -> None:
     names = {enterprise.job: "enterprise", free.job: "free"} | {j.job: "heavy" for j in heavy} | {j.job: "light" for j in light}
     placed = [names[placement.job.job] for placement in both.placed]
     assert placed == ["enterprise", "heavy", "light", "light", "heavy", "light", "free"]
+
+
+async def test_a_lane_is_charged_for_what_is_computed_not_for_what_is_cached(house: House) -> None:
+    [both] = await house.workers(Role.BOTH, slots=0, blocks=1000)
+    tokens = 4 * QUANTUM // 5  # two of them are more than a quantum
+    same = [a_job(lane=1, tokens=tokens, salt=b"same") for _ in range(3)]
+    other = [a_job(lane=2, tokens=tokens, salt=b"%d" % number) for number in range(2)]
+    await house.put(*same, *other)
+    await until(lambda: sum(house.routers[0].waiting.by_tier(MODEL).values()) == 5)
+    both.free()
+    await until(lambda: len(both.placed) == 5)
+    names = {job.job: "same" for job in same} | {job.job: "other" for job in other}
+    assert [names[placement.job.job] for placement in both.placed][:3] == ["same", "same", "same"]
+
+
+async def test_a_tier_cannot_be_chosen_by_the_subject(house: House) -> None:
+    [both] = await house.workers(Role.BOTH)
+    forged, honest = a_job(tier=Tier.FREE), a_job(tier=Tier.FREE)
+    await house.queue.put(SUBJECTS.job(MODEL, "enterprise", 0, forged.job), encode(forged), msg_id=forged.job, ttl_s=30.0)
+    await until(lambda: house.refusals.refused["jobs", "unreadable_message"] == 1)
+    await house.put(honest)
+    await until(lambda: both.placed)
+    await eventually(house.empty)
+    assert [placement.job for placement in both.placed] == [honest]
+
+
+async def test_a_job_whose_first_token_would_be_too_late_is_told_to_its_edge(house: House) -> None:
+    [both] = await house.workers(Role.BOTH, slots=0)
+    job = a_job(tokens=100, first_token_s=3.0)
+    assert isinstance(await house.submit(job), Queue)
+    await house.put(job)
+    both.backlog_s = 60.0
+    both.free()
+    await until(lambda: house.events)
+    [event] = house.events
+    assert (event.state, event.error_code) == (State.FAILED, "no_capacity")
+    assert event.retry_after is not None
+    assert 1.0 <= event.retry_after <= 120.0
+    assert not both.placed
 
 
 async def test_order_within_a_lane(house: House) -> None:
@@ -182,7 +221,7 @@ async def test_two_models_are_emptied_side_by_side(house: House) -> None:
 async def test_the_drain_rate_is_reported(house: House) -> None:
     [both] = await house.workers(Role.BOTH)
     await house.put(*(a_job(lane=lane) for lane in range(4)))
-    await until(lambda: len(both.placed) == 4)
+    await until(lambda: len(both.placed) == 5)
     await until(lambda: any(report.drain_rate > 0 for report in house.reports))
 
 

@@ -13,6 +13,7 @@ from services.edge.jobs.active import AttemptEnd
 WAITED_TOO_LONG = "The request waited too long for a free worker."
 _FAILED = "The model failed on this request."
 _TEXTS = {
+    "no_capacity": "No worker can begin this request in time.",
     "model_changed": "The model was replaced while this request was running.",
     "invalid_value": "The model could not keep to the 'response_format' of this request.",
 }

@@ -125,7 +125,8 @@ class Submission:
         return AttemptEnd("router_silent", self._no_capacity(job), alive=True)
 
     def _refused(self, job: ActiveJob, answer: Refused) -> AttemptEnd:
-        error = from_code(answer.code, _NO_CAPACITY, retry_after=answer.retry_after)
+        text = answer.reason if answer.retry_after is not None else _NO_CAPACITY
+        error = from_code(answer.code, text, retry_after=answer.retry_after)
         if not error.retryable:
             error = from_code(answer.code, answer.reason)
         elif error.retry_after is None:

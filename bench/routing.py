@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
+from bench.routing_world import overload
 from bench.routing_world.compare import POLICIES, Verdict, compare, saturation, sweep, verdict
 from bench.routing_world.measure import Result
 from bench.routing_world.plot import plot
@@ -37,6 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     limits = replace(Limits(), **{field.name: getattr(options, f"limit_{field.name}") for field in fields(Limits)})
     options.out.mkdir(parents=True, exist_ok=True)
     worlds = [("default", world), *(sweep(world) if options.sweep else ())]
+    if options.overload:
+        peak = options.peak or saturation(rows, world, limits, options.seed)
+        return int(not _overload(rows, world, limits, peak, options.seed) and options.check)
     verdicts = [_world(name, changed, rows, limits, options) for name, changed in worlds]
     return int(options.check and not all(found is None or found.holds() for found in verdicts))
 
@@ -65,6 +69,24 @@ def _world(name: str, world: World, rows: Sequence[Row], limits: Limits, options
     return found
 
 
+def _overload(rows: Sequence[Row], world: World, limits: Limits, peak: float, seed: int) -> bool:
+    """Prints one line a load and tier, then the targets. True when all are met."""
+    results = []
+    for load in overload.LOADS:
+        results.append(result := overload.overload(rows, world, limits, peak, load, seed))
+        print(f"load {load:4.2f}: goodput {result.goodput:.2f}/s, asked again when told: {result.truth:.2f}", flush=True)
+        for tier in result.tiers:
+            print(
+                f"  {tier.tier.value:<11}{tier.jobs:6} jobs{tier.good:7.1%} good{tier.refused:7.1%} refused, "
+                f"TTFT p50 {tier.ttft_p50:.2f} s, p99 {tier.ttft_p99:.2f} s",
+                flush=True,
+            )
+    targets = overload.targets(results, world)
+    for text, met in targets:
+        print(f"{'met   ' if met else 'MISSED'} {text}")
+    return all(met for _, met in targets)
+
+
 _HEAD = "{:>5} {:<13}{:>10}{:>7}{:>8}{:>9}{:>8}{:>9}{:>8}{:>7}{:>7}".format(
     "load", "policy", "goodput/s", "good", "refused", "TTFT p50", "p99", "ITL p50", "p99", "hits", "fair"
 )
@@ -84,6 +106,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="1.0 = where round robin's goodput peaks")
     parser.add_argument("--policies", nargs="+", choices=tuple(POLICIES), default=tuple(POLICIES))
     parser.add_argument("--sweep", action="store_true", help="also with each rate and capacity halved and doubled")
+    parser.add_argument("--overload", action="store_true", help="ours only, with tiers, up to twice the load that saturates")
     parser.add_argument("--peak", type=float, help="speed of the time axis at load 1.0, instead of looking for it")
     parser.add_argument("--rows", type=int, help="only the first so many requests")
     parser.add_argument("--seed", type=int, default=1)

@@ -95,3 +95,16 @@ def overload(rows: Sequence[Row], world: World, limits: Limits, peak: float, loa
 def _tier(tier: Tier, jobs: Sequence[SimJob], limits: Limits) -> TierResult:
     result = measure(tier.value, 0.0, jobs, limits)
     return TierResult(tier, len(jobs), result.good, result.refused, result.ttft_p50, result.ttft_p99)
+
+
+def targets(results: Sequence[Overload], world: World) -> list[tuple[str, bool]]:
+    """What issue 5 asks of overload: each target with its figures, and whether it is met. `results`: one for each of `LOADS`."""
+    quiet, twice = results[0], results[-1]
+    peak = max(result.goodput for result in results)
+    calm, late = (result.of(Tier.ENTERPRISE).ttft_p99 for result in (quiet, twice))
+    most = 1.2 * calm + world.queue_step
+    return [
+        (f"goodput at 2.0 is {twice.goodput / peak:.1%} of its peak (at least 90 %)", twice.goodput >= 0.9 * peak),
+        (f"enterprise TTFT p99 {late:.2f} s at 2.0, {calm:.2f} s at 0.1 (at most {most:.2f} s)", late <= most),
+        (f"time until let in over Retry-After, median {twice.truth:.2f} (0.7 to 1.3)", 0.7 <= twice.truth <= 1.3),
+    ]

@@ -40,7 +40,8 @@ class Entry:
 
     def placed(self, job: Job) -> None:
         """A job that waited has a worker. Call it while it still counts as waiting."""
-        self._gate(job.model).placed(job.tier, self._clock.monotonic())
+        gate, _ = self._seen(job.model)
+        gate.placed(job.tier, self._clock.monotonic())
 
     def left(self, job: Job) -> Left:
         """By this router's clock. A resume has no first-token deadline, and never waits in the queue."""
@@ -53,12 +54,9 @@ class Entry:
         )
 
     def _seen(self, model: str) -> tuple[Gate, dict[str, dict[int, int]]]:
-        gate, lanes = self._gate(model), self._waiting.lanes(model)
+        gate, lanes = self._gates.setdefault(model, Gate()), self._waiting.lanes(model)
         gate.sees(lanes, self._clock.monotonic())
         return gate, lanes
-
-    def _gate(self, model: str) -> Gate:
-        return self._gates.setdefault(model, Gate())
 
 
 def refused(away: TurnedAway) -> Refused:

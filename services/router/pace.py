@@ -1,7 +1,8 @@
 """How fast jobs of one tier leave the queue, and how fast they come: measured, over the last seconds. Knows no bus and no clock.
 
 Only time in which somebody waited counts, so a quiet minute makes no queue slow, and each time between two placements is one
-measurement, the present one included: a queue that stands still is seen to.
+measurement, the present one included: a queue that stands still is seen to. Jobs leave in bursts, as batches end, so a few
+measurements are none.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 
 WINDOW_S = 10.0
 SAMPLES = 64
+ENOUGH = 8
+"""Measurements, or else a window's time of waiting, before which nothing is known."""
 
 
 @dataclass(slots=True)
@@ -41,9 +44,11 @@ class Pace:
             self.since = now
 
     def gap(self, now: float) -> float:
-        """Seconds from one placement to the next while somebody waits; 0 = nobody has waited yet."""
+        """Seconds from one placement to the next while somebody waits; 0 = not measured."""
         total, count = sum(self.gaps), len(self.gaps)
         ongoing = now - self.since if self.since is not None else 0.0
+        if count < ENOUGH and total + ongoing < WINDOW_S:
+            return 0.0
         if ongoing * count > total or not count:  # what is going on says something only once it takes longer than usual
             return (total + ongoing) / (count + 1)
         return total / count

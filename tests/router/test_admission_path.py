@@ -12,11 +12,18 @@ from tests.waiting import until
 
 async def test_free_is_turned_away_while_paid_waits_and_a_resume_is_placed(house: House) -> None:
     [both] = await house.workers(Role.BOTH, slots=0, queued=1)
+    await house.put(*(a_job(tier=Tier.FREE, lane=number % LANES, salt=b"%d" % number) for number in range(20)))
+    await until(lambda: house.routers[0].waiting.by_tier(MODEL) == {"free": 20})
+    both.free()
+    await until(lambda: len(both.placed) == 20, what="how fast the queue drains is known")
+    both.full()
     await house.put(*(a_job(tier=Tier.FREE, lane=number % LANES) for number in range(64)))
     await until(lambda: house.routers[0].waiting.by_tier(MODEL) == {"free": 64})
     router = house.routers[0]
-    await until(lambda: router.entry.ask(a_job(tier=Tier.FREE)) is not None, what="64 jobs that do not move are a long wait")
-    away = await house.submit(a_job(tier=Tier.FREE))
+    await until(
+        lambda: router.entry.ask(a_job(tier=Tier.FREE, queue_s=2.0)) is not None, what="64 jobs that do not move are a long wait"
+    )
+    away = await house.submit(a_job(tier=Tier.FREE, queue_s=2.0))
     assert isinstance(away, Refused)
     assert away.code == "no_capacity"
     assert away.reason

@@ -72,16 +72,17 @@ def _of_chunk(chunk: Chunk, eos_ids: frozenset[int]) -> Draws:
     alternatives = sequence.sampling.prompt_logprobs or 0
     if not chunk.samples:
         return Draws(scored=scored, alternatives=alternatives)
-    enders, history, constraint = tuple(sequence.enders(eos_ids)), _history(sequence), constraint_of(sequence)
+    enders, history = tuple(sequence.enders(eos_ids)), _history(sequence)
 
-    def draw(choice: int, index: int) -> Draw:
+    def draw(choice: int, index: int, constraint: Constraint | None) -> Draw:
         banned = enders if index < sequence.sampling.min_tokens else ()
         return Draw(sequence.sampling, choice, index, banned, history, constraint)
 
     first = sequence.generated
     if chunk.draft:
-        return Draws(tuple(draw(sequence.choice, first + row) for row in range(len(chunk.draft) + 1)), chunk.draft)
-    return Draws(tuple(draw(choice, first) for choice in sequence.drawing), (), scored, alternatives)
+        moved = constraint_of(sequence)  # by each draw, for the next one
+        return Draws(tuple(draw(sequence.choice, first + row, moved) for row in range(len(chunk.draft) + 1)), chunk.draft)
+    return Draws(tuple(draw(choice, first, constraint_of(sequence)) for choice in sequence.drawing), (), scored, alternatives)
 
 
 def _history(sequence: EngineSequence) -> History | None:
@@ -95,7 +96,7 @@ def _history(sequence: EngineSequence) -> History | None:
 
 
 def constraint_of(sequence: EngineSequence) -> Constraint | None:
-    """Kept with the sequence, and brought up to its last token; each choice of several has its own."""
+    """Kept with the sequence, and brought up to its last token. Where several choices begin, a new one each time: a draw moves it."""
     if sequence.grammar is None:
         return None
     compiled = sequence.grammar.result()

@@ -113,7 +113,7 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("min_tokens", [-1, "1", True, 10_000]),
     ("seed", [2**63, -(2**63) - 1, 1.5, "1", True]),
     ("n", [0, -1, 129, 10**30, "3", True, 1.0]),
-    ("stop", ["", [""], ["a", ""], 5, [5], {"a": 1}, ["x"] * 17]),
+    ("stop", ["", [""], ["a", ""], 5, [5], {"a": 1}, ["x"] * 17, "x" * 1025]),
     ("stream", ["true", 1, 0]),
     ("stream_options", [True, "x"]),
     ("stream_options.include_usage", ["yes"]),

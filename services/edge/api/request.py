@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.errors import InvalidRequest
 
+LONGEST_STOP = 1024
+"""Characters: each choice prepares its own search for each of them."""
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 
 
@@ -118,12 +120,14 @@ def read_request(kind: type[R], body: dict[str, Any]) -> R:
 
 
 def read_stops(value: Any, most: int) -> tuple[str, ...]:
-    """Raises `InvalidRequest` for anything but null, a string, or up to `most` strings; empty ones are refused."""
+    """Raises `InvalidRequest` for anything but null, a string, or up to `most` strings; empty and very long ones are refused."""
     stops = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise InvalidRequest("'stop' must be a string or an array of strings.", param="stop")
     if len(stops) > most:
         raise InvalidRequest(f"'stop' may hold at most {most} strings.", param="stop")
+    if any(len(stop) > LONGEST_STOP for stop in stops):
+        raise InvalidRequest(f"A string in 'stop' may hold at most {LONGEST_STOP} characters.", param="stop")
     if "" in stops:
         raise InvalidRequest("'stop' may not hold an empty string.", param="stop")
     return tuple(stops)

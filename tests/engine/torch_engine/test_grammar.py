@@ -91,3 +91,16 @@ async def test_a_handoff_and_a_resume_change_no_token(model: tiny.Tiny, kernels:
         for run, done in ((21, 1), (31, len(whole) // 2), (41, len(whole) - 1)):
             (rest,) = await decode.generate(spec(run, LIST, generated=tuple(whole[:done]), seed=6, **kind))
             assert whole[:done] + rest == whole
+
+
+async def test_each_of_several_choices_has_its_own_place(model: tiny.Tiny, kernels: Path | None) -> None:
+    """They draw their first tokens in one step, from the same logits."""
+    drawn = Sampling(seed=5, max_tokens=150, grammar=LIST)
+    several = RunSpec(1, tuple(tiny.prompt(1, 20)), tuple(Choice(index=index) for index in range(3)), drawn)
+    async with Running(tiny.engine(model.files, kernels=kernels)) as running:
+        await running.generate(several)
+        for choice in range(3):
+            outputs = [output for output in running.outputs(1) if output.choice == choice]
+            text = tiny_tokenizer().decode([output.token for output in outputs])
+            assert re.fullmatch(LIST.source, text) or outputs[-1].finish is FinishReason.LENGTH
+            assert re.match("red|green|blue", text)

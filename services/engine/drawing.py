@@ -96,7 +96,10 @@ def _history(sequence: EngineSequence) -> History | None:
 
 
 def constraint_of(sequence: EngineSequence) -> Constraint | None:
-    """Kept with the sequence, and brought up to its last token. Where several choices begin, a new one each time: a draw moves it."""
+    """Kept with the sequence, and brought up to its last token.
+
+    Where several choices begin it is a new one each time: a draw moves it, and each choice has its own.
+    """
     if sequence.grammar is None:
         return None
     compiled = sequence.grammar.result()

@@ -21,7 +21,7 @@ from services.worker.worker import Worker
 from tests.simulation.client import Record
 from tests.simulation.cluster import Cluster
 from tests.simulation.network import State
-from tests.simulation.nodes import Node
+from tests.simulation.nodes import BLOCK_TOKENS, Node
 
 TICK_S = 0.05
 UNWANTED_S = 0.5 + TICK_S
@@ -210,7 +210,9 @@ class Watch:
             return
         record.stalled += TICK_S
         # Of several choices decode itself computes what each had generated: that and the next token are steps of its own.
-        if record.stalled > STALL_S + 2 * self._step_s + (BUS_RULE_S if well > 1 else 0.0):
+        # A fault in the middle of a slow handoff: what was copied before it, and all of it again after.
+        copies = 2 * self._cluster.plan.engine.block_s * -(-(job.draft.prompt_tokens + received) // BLOCK_TOKENS)
+        if record.stalled > STALL_S + 2 * self._step_s + copies + (BUS_RULE_S if well > 1 else 0.0):
             raise Violation(f"client {record.number} stands still with {received} tokens for {record.stalled:.1f} s")
 
     def _well(self) -> int | None:

@@ -19,6 +19,8 @@ from services.router.placement_workers import Pool, Worker
 
 FETCH_S = 0.02
 """What a fetch of cached blocks costs beyond its tokens: an offer, a connection."""
+DEGRADED_S = 10.0
+"""What is added for the last worker of a pool when it may not be able to work: any other way there is comes first."""
 RUN_S = 0.002
 """What a queued run costs beyond its tokens: a step of its own."""
 STALL_SHARE = 0.1
@@ -108,6 +110,8 @@ def _prefill(found: Survey, request: Request, now: float, without: Set[str]) -> 
         uncached = request.uncached(process, block) if process in hits else tokens
         wait = worker.free_at - now
         cost = (wait if wait > 0 else 0.0) + worker.queued * RUN_S + uncached * (worker.token_s or usual)
+        if worker.degraded:
+            cost += DEGRADED_S
         if lent and worker.fetch_token_s:
             cost -= gain(found, request, worker)
         if process in without:
@@ -159,7 +163,7 @@ def _alone(found: Survey, workers: dict[str, Worker], request: Request, now: flo
             continue
         fits = True
         uncached = request.uncached(process, pool.block_tokens)
-        cost = _cost_alone(worker, pool, uncached, now)
+        cost = _cost_alone(worker, pool, uncached, now) + (DEGRADED_S if worker.degraded else 0.0)
         if process in without or not has_decode_credit(worker, room):
             found.refused += 1
         elif not has_prefill_credit(worker, uncached):

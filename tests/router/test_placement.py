@@ -61,6 +61,14 @@ def decide(workers: list[Worker], tokens: int = 32, weights: str = "", without: 
         pytest.param([P, D, worker("d2", Role.DECODE, degraded=True, kv_blocks=100)], Pair("p1", "d1", 3), id="who is well"),
         pytest.param([P, worker("d2", Role.DECODE, degraded=True)], Pair("p1", "d2", 3), id="the last of its pool, degraded"),
         pytest.param(
+            [worker("p2", Role.PREFILL, degraded=True), D, worker("b1", Role.BOTH)], Local("b1", 3), id="a worker of both first"
+        ),
+        pytest.param(
+            [worker("p2", Role.PREFILL, degraded=True), worker("d1", Role.DECODE, prefill_tokens=512)],
+            Local("d1", 3),
+            id="decode computes it first",
+        ),
+        pytest.param(
             [P, worker("d1", Role.DECODE, decode_slots=0), worker("d2", Role.DECODE, degraded=True)],
             NoCredit("no_credit"),
             id="rather wait than go to the degraded",

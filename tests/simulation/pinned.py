@@ -10,6 +10,8 @@ FIRST_KINDS = ("kill", "pause", "partition", "disconnect", "nats_down", "queue_d
 
 SECOND_KINDS = (*FIRST_KINDS, "choices")
 
+THIRD_KINDS = (*SECOND_KINDS, "advice", "builds", "stall")
+
 PINNED: dict[tuple[int, tuple[str, ...]], str] = {
     (
         58,
@@ -31,5 +33,9 @@ PINNED: dict[tuple[int, tuple[str, ...]], str] = {
         FIRST_KINDS,
     ): "a submit was delivered twice: the second answer sent a job that was owned into the queue, which was down",
     (193, FIRST_KINDS): "as 58, while prefill was paused",
+    (
+        1523,
+        THIRD_KINDS,
+    ): "the engine of the only prefill worker stood still: resumes went back to it, although a worker of both was well",
     (22599, SECOND_KINDS): "decode's *owned* came after the news of its death: the job was a dead process's",
 }

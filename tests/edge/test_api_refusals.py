@@ -308,3 +308,19 @@ async def test_draining_refuses_new_work_only() -> None:
         check(await client.get("/ready"), 503)
         assert (await client.get("/health")).status_code == 200
     assert api.traffic.running == 0
+
+
+async def test_the_openapi_document_lists_every_endpoint_with_its_body() -> None:
+    api = Api()
+    async with api.client() as client:
+        document = (await client.get("/openapi.json")).json()
+    served = {
+        (route.path.replace(":path", ""), method.lower()) for route in api.app.routes for method in getattr(route, "methods", ())
+    }
+    shown = {(path, method) for path, methods in document["paths"].items() for method in methods}
+    internal = {"/docs", "/docs/oauth2-redirect", "/openapi.json"}
+    assert {(path, method) for path, method in served if path not in internal and method != "head"} == shown
+    for path, methods in document["paths"].items():
+        for method, about in methods.items():
+            content = about.get("requestBody", {}).get("content", {})
+            assert method != "post" or path.endswith("/cancel") or "example" in content["application/json"]["schema"], path

@@ -16,11 +16,10 @@ import msgspec
 from schemas.codec import encode_json
 from schemas.errors import BusUnavailable, NoResponders
 from services.bus.interface import Msg, Subscription
-from services.bus.jetstream import NS, STREAM_NOT_FOUND, ApiError, JetStream, ttl_header
+from services.bus.jetstream import MESSAGE_NOT_FOUND, NS, STREAM_NOT_FOUND, ApiError, JetStream, ttl_header
 
 TTL_S = 10.0
 MARKER_TTL_S = 60
-MESSAGE_NOT_FOUND = 10037
 _KEY = re.compile(r"^[-/_=.a-zA-Z0-9]+$")
 
 

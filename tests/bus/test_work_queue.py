@@ -137,6 +137,21 @@ async def test_a_purged_job_is_gone_pulled_or_not(queue: WorkQueue) -> None:
     assert await queue.waiting("hr.jobs.>") == {}
 
 
+@pytest.mark.parametrize("cancelled", ["a", "c"], ids=["before", "after"])
+async def test_a_purged_job_loses_no_other_that_was_given_back(queue: WorkQueue, cancelled: str) -> None:
+    """nats-server's own purge by subject takes what was given back to the consumer with it: it is never delivered again."""
+    for job in "abc":
+        await _put(queue, job)
+    first, second = await _pull(queue), await _pull(queue)
+    assert first is not None
+    assert second is not None
+    await (second if cancelled == "a" else first).nak()
+    assert await queue.purge(f"hr.jobs.m.free.1.{cancelled}")
+    kept = await _pull(queue)
+    assert kept is not None
+    assert kept.data == (b"b" if cancelled == "a" else b"a")
+
+
 async def test_an_expired_job_is_rubbish(queue: WorkQueue) -> None:
     await _put(queue, "a", ttl_s=0.2)
     loop = asyncio.get_running_loop()

@@ -38,7 +38,10 @@ _log = logging.getLogger("headrace.edge")
 
 
 class DetachedJobs:
-    """`prepare` makes the database ready; it is tried until it succeeds. `most`: jobs that this edge holds at once."""
+    """`prepare` makes the database ready; it is tried until it succeeds, and again when the database failed.
+
+    `most`: jobs that this edge holds at once.
+    """
 
     def __init__(
         self,
@@ -183,15 +186,7 @@ class DetachedJobs:
         self._keeper.forget(job)
 
     async def _run(self) -> None:
-        while not self._ready:
-            try:
-                await self._prepare()
-                self._ready = True
-            except StoreUnavailable as error:
-                self._metrics.store_failures.add(1, {"operation": "open"})
-                if self._may_log() is not None:
-                    _log.warning("no detached jobs: the database cannot be used", extra=fields(error=error.__cause__ or error))
-                await asyncio.sleep(self._timing.adopt_s)
+        await self._make_ready()
         try:
             async with asyncio.TaskGroup() as group:
                 for work in (self._keeper.run(), self._keeper.watch(), self._adoption.run(), self._sweep()):
@@ -201,6 +196,18 @@ class DetachedJobs:
             self._ready = False
             self._keeper.abandon()
 
+    async def _make_ready(self) -> None:
+        self._ready = False
+        while not self._ready:
+            try:
+                await self._prepare()
+                self._ready = True
+            except StoreUnavailable as error:
+                self._metrics.store_failures.add(1, {"operation": "open"})
+                if self._may_log() is not None:
+                    _log.warning("no detached jobs: the database cannot be used", extra=fields(error=error.__cause__ or error))
+                await asyncio.sleep(self._timing.adopt_s)
+
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._random.uniform(0.5, 1.5) * self._timing.sweep_s)
@@ -209,6 +216,7 @@ class DetachedJobs:
             except StoreUnavailable as error:
                 self._metrics.store_failures.add(1, {"operation": "sweep"})
                 _log.debug("nothing swept: %s", error)
+                await self._make_ready()  # the tables may be gone with their file
 
 
 async def _admitted(job: ActiveJob) -> None:

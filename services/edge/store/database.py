@@ -1,12 +1,14 @@
 """One database: how to reach it, its transactions with a deadline, its clock; what differs between SQLite and PostgreSQL.
 
 Must not know tables. Invariants: whatever the database does, a caller waits no longer than its deadline and gets
-`StoreUnavailable`; a SQLite file is readable by its owner only, because prompts and answers lie in it.
+`StoreUnavailable`; a SQLite file is readable by its owner only, because prompts and answers lie in it; what is written goes to
+the file that has the name now, so that others see it though the one before was deleted or replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,9 +19,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.functions import FunctionElement
 
 from schemas.errors import StoreUnavailable
@@ -31,6 +34,8 @@ _BUSY_MS = 2000
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 _WRITES = "headrace_writes"
 _LONGEST_NAME = 128
+_FILE = "headrace_file"
+_log = logging.getLogger("headrace.edge")
 
 
 class database_time(FunctionElement[float]):
@@ -68,6 +73,8 @@ def database_url(configured: str, home: Path) -> URL:
         raise SettingsError(f"edge.database_url: {kind} is not supported, only {' and '.join(_DRIVERS)}")
     if kind == "postgresql" and find_spec("asyncpg") is None:
         raise SettingsError("edge.database_url: PostgreSQL needs the extra 'postgres' (pip install 'headrace[postgres]')")
+    if kind == "sqlite" and (not url.database or url.database == ":memory:" or url.database.startswith("file:")):
+        raise SettingsError("edge.database_url: SQLite needs the path of a file, sqlite:////path/to/edge.db")
     return url.set(drivername=_DRIVERS[kind])
 
 
@@ -84,11 +91,12 @@ class Database:
     def __init__(self, url: URL, timeout: float = TIMEOUT_S) -> None:
         self._timeout = timeout
         self.is_sqlite = url.get_backend_name() == "sqlite"
-        if self.is_sqlite and url.database:
-            _make_private(Path(url.database))
         self._engine = create_async_engine(url, pool_size=4, max_overflow=4, pool_timeout=timeout, hide_parameters=True)
         self._writer = self._engine.execution_options(**{_WRITES: True})
         if self.is_sqlite:
+            file = _File(Path(url.database or ""))
+            sa.event.listen(self._engine.sync_engine, "do_connect", file.before_connect)
+            sa.event.listen(self._engine.sync_engine, "checkout", file.before_use)
             sa.event.listen(self._engine.sync_engine, "connect", _sqlite_connect)
             sa.event.listen(self._engine.sync_engine, "begin", _sqlite_begin)
 
@@ -120,10 +128,29 @@ async def _deadline(seconds: float) -> AsyncIterator[None]:
         raise StoreUnavailable("The database cannot be used now.", retry_after=1.0) from error
 
 
-def _make_private(path: Path) -> None:
-    """SQLite gives its other files the mode of this one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+class _File:
+    """SQLite goes on with a file that was deleted, where nobody else sees what it writes: such connections are made anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def before_connect(self, _: Any, record: ConnectionPoolEntry, *__: Any) -> None:
+        """SQLite gives its other files the mode of this one. Raises OSError."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+        record.info[_FILE] = self._identity()
+
+    def before_use(self, _: Any, record: ConnectionPoolEntry, __: Any) -> None:
+        if record.info[_FILE] != self._identity():
+            _log.warning("the database's file was deleted or replaced; it is opened anew")
+            raise DisconnectionError  # the pool closes this connection and makes another one
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
 
 
 def _sqlite_connect(connection: Any, _: Any) -> None:

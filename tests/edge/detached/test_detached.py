@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -271,6 +272,21 @@ async def test_what_ended_while_the_database_was_away_is_written_later(edges: Pa
         await asyncio.sleep(2.5)  # longer than the lease
     assert await read_all(await attach(edges.second, job)) == (owner.tokens(), FinishReason.STOP)
     assert len(edges.cluster.jobs) == 1
+
+
+async def test_a_deleted_database_is_made_anew(tmp_path: Path) -> None:
+    """What was in it is gone, so its jobs are stopped; new ones are taken, and edges see one another's again."""
+    async with pair(tmp_path) as edges:
+        lost, owner = await begun(edges)
+        for file in os.listdir(tmp_path):
+            os.unlink(tmp_path / file)
+        await until(lambda: owner.cancels, timeout=5.0)
+        await until(lambda: edges.first.detached.ready and edges.second.detached.ready, timeout=5.0)
+        with pytest.raises(NotFound):
+            await attach(edges.first, lost)
+        job, owner = await begun(edges)
+        owner.go_on(4, FinishReason.STOP)
+        assert await read_all(await attach(edges.second, job)) == (owner.tokens(), FinishReason.STOP)
 
 
 # ends

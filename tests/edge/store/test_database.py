@@ -16,6 +16,7 @@ from sqlalchemy.engine import URL
 
 from schemas.errors import StoreUnavailable
 from services.edge.store.database import Database, database_url
+from services.edge.store.jobs import SqlJobStore
 from services.edge.store.migrate import migrate
 from services.edge.store.tables import metadata
 from services.settings import SettingsError
@@ -53,10 +54,40 @@ def test_edges_that_start_at_once(url: URL) -> None:
         assert process.returncode == 0, error
 
 
+def modes(folder: Path) -> dict[str, int]:
+    return {name: os.stat(folder / name).st_mode & 0o777 for name in os.listdir(folder)}
+
+
 async def test_the_files_are_private(sqlite: Database, tmp_path: Path) -> None:
     await migrate(sqlite)
-    modes = {name: os.stat(tmp_path / name).st_mode & 0o777 for name in os.listdir(tmp_path)}
-    assert modes == {"edge.db": 0o600, "edge.db-wal": 0o600, "edge.db-shm": 0o600}
+    assert modes(tmp_path) == {"edge.db": 0o600, "edge.db-wal": 0o600, "edge.db-shm": 0o600}
+
+
+async def test_a_deleted_file_is_written_no_more(sqlite: Database, tmp_path: Path) -> None:
+    """Nobody else would see it. What is made in its place is as private."""
+    for name in os.listdir(tmp_path):
+        os.unlink(tmp_path / name)
+    with pytest.raises(StoreUnavailable):
+        await SqlJobStore(sqlite).create("a" * 32, "t", b"", "e1", 15.0)
+    await migrate(sqlite)
+    await SqlJobStore(sqlite).create("b" * 32, "t", b"", "e1", 15.0)
+    assert modes(tmp_path) == {"edge.db": 0o600, "edge.db-wal": 0o600, "edge.db-shm": 0o600}
+    other = Database(database_url("", tmp_path))
+    assert await SqlJobStore(other).get("b" * 32, "t") is not None
+    await other.close()
+
+
+async def test_a_file_put_in_its_place_is_used(sqlite: Database, tmp_path: Path) -> None:
+    (tmp_path / "backup").mkdir()
+    backup = Database(database_url("", tmp_path / "backup"))
+    await migrate(backup)
+    await SqlJobStore(backup).create("a" * 32, "t", b"", "e1", 15.0)
+    await backup.close()
+    assert await SqlJobStore(sqlite).get("a" * 32, "t") is None
+    for name in ("edge.db-wal", "edge.db-shm"):
+        (tmp_path / name).unlink()
+    (tmp_path / "backup" / "edge.db").replace(tmp_path / "edge.db")
+    assert await SqlJobStore(sqlite).get("a" * 32, "t") is not None
 
 
 @pytest.mark.parametrize(
@@ -72,11 +103,19 @@ def test_a_url_gets_its_driver(configured: str, becomes: str) -> None:
     assert str(database_url(configured, Path("/home"))) == becomes
 
 
-@pytest.mark.parametrize("configured", ["not a url:secret", "mysql://u:secret@db/x"])
+@pytest.mark.parametrize("configured", ["not a url:secret", "mysql://u:secret@db/x", "sqlite://", "sqlite:///:memory:"])
 def test_another_url_is_refused_by_name_without_its_password(configured: str) -> None:
     with pytest.raises(SettingsError, match=r"edge\.database_url") as refused:
         database_url(configured, Path("/home"))
     assert "secret" not in str(refused.value)
+
+
+async def test_a_path_that_cannot_be_a_file_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "edge.db").mkdir()
+    database = Database(database_url("", tmp_path))
+    with pytest.raises(StoreUnavailable):
+        await migrate(database, 0.1)
+    await database.close()
 
 
 async def test_a_database_that_cannot_be_had_is_unavailable(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -22,6 +22,9 @@ from pydantic_settings import (
 from schemas.codec import OLDEST_SCHEMA, SCHEMA
 
 ENV_PREFIX = "HEADRACE_"
+LONGEST_S = 1e7
+"""Seconds, four months: no delay of ours is longer, and every timer takes it."""
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 _OTHER_VARIABLES = frozenset({"HEADRACE_CONFIG", "HEADRACE_URL"})
 
 
@@ -45,7 +48,7 @@ class NatsSettings(_Section):
     user: str = ""
     password: str = ""
     prefix: str = Field("hr", pattern=r"^[a-z][a-z0-9_]*$")
-    connect_timeout_s: float = Field(10.0, gt=0)
+    connect_timeout_s: Seconds = 10.0
     replicas: int = Field(1, ge=1, le=5)
     account: str = Field("", pattern=r"^[A-Za-z0-9_-]*$")
 
@@ -73,33 +76,33 @@ class EdgeSettings(_Section):
     port: int = Field(8000, ge=0, le=65535)
     max_body_bytes: int = Field(4 * 2**20, gt=0)
     max_stops: int = Field(16, ge=4)
-    submit_timeout_s: float = Field(0.3, gt=0)
-    queue_deadline_s: float = Field(30.0, gt=0)
-    first_token_deadline_s: float = Field(120.0, gt=0)
-    total_deadline_s: float = Field(600.0, gt=0)
-    body_deadline_s: float = Field(30.0, gt=0)
-    keep_alive_s: float = Field(10.0, gt=0)
-    write_deadline_s: float = Field(30.0, gt=0)
+    submit_timeout_s: Seconds = 0.3
+    queue_deadline_s: Seconds = 30.0
+    first_token_deadline_s: Seconds = 120.0
+    total_deadline_s: Seconds = 600.0
+    body_deadline_s: Seconds = 30.0
+    keep_alive_s: Seconds = 10.0
+    write_deadline_s: Seconds = 30.0
     default_max_tokens: int | None = Field(None, gt=0)
     max_choices: int = Field(16, ge=1, le=128)
     max_generated_tokens: int = Field(2**17, gt=0)
     max_prompt_logprobs: int = Field(2**17, gt=0)
     max_nats_requests: int = Field(256, gt=0)
     price_per_compute_s: float | None = Field(None, ge=0)
-    drain_timeout_s: float = Field(30.0, gt=0)
+    drain_timeout_s: Seconds = 30.0
     database_url: str = ""
     detached_jobs: int = Field(1024, ge=0)
-    detached_keep_s: float = Field(600.0, gt=0)
+    detached_keep_s: Seconds = 600.0
     detached_keep_mb: int = Field(64, gt=0)
-    responses_keep_days: float = Field(30.0, gt=0)
+    responses_keep_days: Seconds = 30.0
 
 
 class RouterSettings(_Section):
     """`answer_within_s`: a submit is given up after this. `drain_timeout_s`: for the placements in flight at the end."""
 
-    answer_within_s: float = Field(0.25, gt=0)
-    queue_poll_s: float = Field(0.1, gt=0)
-    drain_timeout_s: float = Field(2.0, gt=0)
+    answer_within_s: Seconds = 0.25
+    queue_poll_s: Seconds = 0.1
+    drain_timeout_s: Seconds = 2.0
 
 
 class ScriptedSettings(_Section):
@@ -109,8 +112,8 @@ class ScriptedSettings(_Section):
     """
 
     scripts: Path | None = None
-    prefill_token_s: float = Field(0.0, ge=0)
-    decode_step_s: float = Field(0.0, ge=0)
+    prefill_token_s: float = Field(0.0, ge=0, le=LONGEST_S)
+    decode_step_s: float = Field(0.0, ge=0, le=LONGEST_S)
     block_tokens: int = Field(16, gt=0)
     block_bytes: int = Field(4096, ge=128)
     numerics: str = "exact"
@@ -138,13 +141,13 @@ class WorkerSettings(_Section):
     prefix_cache: bool = True
     max_batch: int = Field(32, gt=0)
     step_tokens: int = Field(512, gt=0)
-    step_target_s: float = Field(0.06, gt=0)
+    step_target_s: Seconds = 0.06
     speculative_tokens: int = Field(0, ge=0, le=7)
     threads: int = Field(0, ge=0)
     transfer: Literal["auto", "shm", "tcp", "nixl"] = "auto"
     transfer_host: str = "127.0.0.1"
     transfer_advertise: str = ""
-    drain_timeout_s: float = Field(30.0, gt=0)
+    drain_timeout_s: Seconds = 30.0
 
 
 class Settings(BaseSettings):

@@ -34,6 +34,10 @@ def test_variables_win_over_the_file_and_the_file_over_defaults(monkeypatch: pyt
         ("HEADRACE_EDGE__PORT", "abc", "edge.port"),
         ("HEADRACE_EDGE__PORT", "99999", "edge.port"),
         ("HEADRACE_WORKER__ENGINE", "cuda", "worker.engine"),
+        ("HEADRACE_EDGE__DRAIN_TIMEOUT_S", "inf", "edge.drain_timeout_s"),
+        ("HEADRACE_EDGE__TOTAL_DEADLINE_S", "nan", "edge.total_deadline_s"),
+        ("HEADRACE_ROUTER__QUEUE_POLL_S", "1e300", "router.queue_poll_s"),
+        ("HEADRACE_SCRIPTED__DECODE_STEP_S", "inf", "scripted.decode_step_s"),
         ("HEADRACE_CONFIG", "missing.toml", "there is no file missing.toml"),
     ],
 )

@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable
 import uvloop
 
 from schemas.errors import HeadraceError
-from services.cli.failure import EXIT_FAILED, CommandError
+from services.cli.failure import EXIT_FAILED, EXIT_USAGE, CommandError
 from services.models.errors import ModelError
-from services.settings import Settings
+from services.settings import Settings, SettingsError
 from services.telemetry.logs import configure
 
 Serve = Callable[[Settings, str, asyncio.Event], Awaitable[None]]
@@ -35,6 +35,9 @@ def run(serve: Serve, settings: Settings, process: str) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_until_stopped(serve, settings, process))
+    except SettingsError as error:  # what only shows when it is tried: too few KV blocks for the model, no such device
+        _log.error(str(error))
+        return EXIT_USAGE
     except _EXPECTED as error:
         _log.error(str(error) or type(error).__name__)
         return EXIT_FAILED

@@ -37,7 +37,15 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
     nats = settings.nats
     login = Credentials(nats.user, nats.password) if nats.user else None
     dialect = Dialect(settings.schema_version, clock)
-    bus = await connect(nats.servers, process=process, role=role, credentials=login, metrics=metrics, dialect=dialect)
+    bus = await connect(
+        nats.servers,
+        process=process,
+        role=role,
+        credentials=login,
+        timeout=nats.connect_timeout_s,
+        metrics=metrics,
+        dialect=dialect,
+    )
     worker = Worker(bus, Subjects(nats.prefix), engine, role, clock, metrics, platform.node())
     server = SocketTransferServer(engine.pool, clock=clock)
     phases: list[Phase] = []

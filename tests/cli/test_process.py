@@ -14,7 +14,7 @@ HEAD = """
 import asyncio, sys
 from schemas.errors import BusUnavailable
 from services.cli.process import run
-from services.settings import Settings
+from services.settings import Settings, SettingsError
 async def serve(settings, process, stop):
     print(process, flush=True)
 """
@@ -57,6 +57,14 @@ def test_what_can_be_explained_is_one_line() -> None:
         _, err = process.communicate(timeout=20)
     assert process.returncode == 1
     assert "ERROR r1-0k3v9x00abcde headrace.process NATS cannot be reached at x" in err
+    assert "Traceback" not in err
+
+
+def test_a_setting_that_turns_out_wrong_is_one_line_and_a_code_of_its_own() -> None:
+    with service("raise SettingsError('worker.kv_blocks: too few')") as process:
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "ERROR r1-0k3v9x00abcde headrace.process worker.kv_blocks: too few" in err
     assert "Traceback" not in err
 
 

@@ -88,7 +88,7 @@ class EdgeSettings(_Section):
     max_generated_tokens: int = Field(2**17, gt=0)
     max_prompt_logprobs: int = Field(2**17, gt=0)
     max_nats_requests: int = Field(256, gt=0)
-    price_per_compute_s: float | None = Field(None, ge=0)
+    price_per_compute_s: float | None = Field(None, ge=0, allow_inf_nan=False)
     drain_timeout_s: Seconds = 30.0
     database_url: str = ""
     detached_jobs: int = Field(1024, ge=0)

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from random import Random
 from typing import TypeVar
 
+import msgspec
+
 from schemas.control import CancelJob
-from schemas.errors import UnreadableMessage
+from schemas.errors import NotFound, UnreadableMessage
 from schemas.job import Job
 from schemas.kvevents import KvEvents
 from schemas.state import Cause, Death, EdgeBeat, QueueReport, WorkerState
@@ -29,6 +31,7 @@ from services.router.disconnects import Disconnects
 from services.router.dispatch import Dispatcher
 from services.router.drain_rate import DrainRate
 from services.router.entry import Entry
+from services.router.explain import Explainer
 from services.router.kv_feed import KvFeed
 from services.router.prefix_index import PrefixIndex
 from services.router.pulled import Pulled
@@ -71,6 +74,7 @@ class Router:
         cancelled = CancelledJobs(clock)
         resumes = Resumes(clock)
         self.entry = Entry(self.waiting, self.edges, clock)
+        self.explainer = Explainer(self.view, self.index, self.entry, clock, random)
         dispatcher = Dispatcher(bus, subjects, self.view, self.index, cancelled, random)
         pulled = Pulled(dispatcher, cancelled, self.edges, self.waiting, self.drained, refusals, self.entry, within)
         poll_s = settings.router.queue_poll_s
@@ -135,6 +139,16 @@ class Router:
     def status(self) -> Status:
         """What an operator asks for."""
         return status(self._bus, not self._group, self.view, self.waiting, self.drained)
+
+    def eject(self, data: bytes, ejected: bool) -> Status:
+        """What an operator says of one worker, as JSON: {"worker": its process}. Raises `UnreadableMessage`, `NotFound`."""
+        try:
+            worker = msgspec.json.decode(data, type=dict[str, str])["worker"]
+        except (msgspec.DecodeError, KeyError):
+            raise UnreadableMessage('say which: {"worker": "<process>"}') from None
+        if not self.view.eject(worker, ejected):
+            raise NotFound(f"no worker {worker} is known")
+        return self.status()
 
     async def _hear(self, subject: str, kind: type[M], handler: Callable[[M, Msg], None]) -> None:
         self._heard.append(await listen(self._bus, subject, kind, handler, refusals=self._refusals))

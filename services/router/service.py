@@ -19,6 +19,7 @@ from services.bus.micro_endpoint import ServiceHandler
 from services.bus.nats_bus import Credentials, NatsBus, connect
 from services.bus.typed import Refusals
 from services.clock import SystemClock
+from services.router.explain import Explanation
 from services.router.router import Router
 from services.router.status import Status
 from services.settings import Settings
@@ -87,8 +88,24 @@ def _admin(bus: NatsBus, router: Router, settings: Settings, metrics: Metrics, s
         await (router.leave() if draining else router.join())
         return router.status()
 
+    async def explain(msg: Msg) -> Explanation:
+        return router.explainer.answer(msg.data)
+
+    async def eject(msg: Msg) -> Status:
+        return router.eject(msg.data, True)
+
+    async def readmit(msg: Msg) -> Status:
+        return router.eject(msg.data, False)
+
     service = Service(bus, "headrace-router", "0.1.0", "Headrace router: where and when a job runs", {"model": settings.model})
-    verbs: dict[str, ServiceHandler] = {"status": say_status, "metrics": say_metrics, **drain_verbs(set_draining, stop)}
+    verbs: dict[str, ServiceHandler] = {
+        "status": say_status,
+        "metrics": say_metrics,
+        "explain": explain,
+        "eject": eject,
+        "readmit": readmit,
+        **drain_verbs(set_draining, stop),
+    }
     for verb, handler in verbs.items():
         service.endpoint(verb, Subjects(settings.nats.prefix).admin("router", bus.process, verb), handler)
     return service

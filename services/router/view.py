@@ -56,6 +56,8 @@ class _Entry:
     credits: Credits
     heard: float
     breaker: Breaker = field(default_factory=Breaker)
+    ejected: bool = False
+    """An operator took it out, until somebody says readmit or it starts anew."""
     away: bool = False
     """The server saw its connection end, and it was not heard since."""
     charges: list[Charge] = field(default_factory=list)
@@ -109,6 +111,14 @@ class View:
         elif entry is not None and self._clock.monotonic() - entry.heard > QUIET_S:
             entry.away = True
             self._refresh(process)
+
+    def eject(self, process: str, ejected: bool) -> bool:
+        """Take it out, or back: it gets nothing new, last of its pool or not. False: nobody of that name is known."""
+        entry = self._entries.get(process)
+        if entry is not None:
+            entry.ejected = ejected
+            self._refresh(process)
+        return entry is not None
 
     def remove(self, process: str) -> None:
         """Not used again, whatever is still on its way from it."""
@@ -268,7 +278,7 @@ def _estimate(entry: _Entry, now: float) -> Worker:
         prefill_tokens=credits.prefill_tokens - sum(charge.prefill_tokens for charge in open_charges),
         decode_slots=credits.decode_slots - sum(charge.slots for charge in open_charges),
         kv_blocks=credits.kv_blocks - sum(charge.blocks for charge in open_charges),
-        draining=state.draining,
+        draining=state.draining or entry.ejected,
         degraded=entry.away or state.stalled or entry.breaker.bars(now, asked),
         free_at=free_at,
         token_s=token_s,

@@ -6,7 +6,7 @@ import re
 
 from schemas.errors import Overloaded
 from services.edge.gate.limits import Limits
-from tests.edge.fakes import Api, Script, says
+from tests.edge.fakes import MODEL, Api, Script, says
 from tests.edge.test_api_keys import CHAT, ask
 
 PATH = "/v1/chat/completions"
@@ -69,3 +69,11 @@ async def test_without_limits_there_are_no_such_headers() -> None:
     api = Api()
     answer = await ask(api, PATH, api.keys.make(), body=CHAT)
     assert not [name for name in answer.headers if name.startswith("x-ratelimit")]
+
+
+async def test_a_prompt_over_the_limit_is_told_by_its_own_name() -> None:
+    api = Api()
+    key = api.keys.make(limits=Limits(prompt_tokens=3))
+    for path, body in ((PATH, CHAT), ("/v1/completions", {"model": MODEL, "prompt": "a long one"})):
+        refused = await ask(api, path, key, body=body)
+        assert (refused.status_code, refused.json()["error"]["param"] in body) == (400, True)

@@ -53,7 +53,7 @@ class Completions:
         self._must_be_few(jobs)
         echoes = await self._echoes(prompts, jobs) if asked.echo else {}
         writers = [self._writer(asked, job, echoes.get(at * job.n, "")) for at, job in enumerate(jobs)]
-        reservation = await reserve(served, caller, jobs)
+        reservation = await reserve(served, caller, jobs, param="prompt")
         with reservation.undone_on_failure():
             answer = Several([start(served, job, stops, writer) for job, writer in zip(jobs, writers, strict=True)], n=jobs[0].n)
         form = CompletionForm(

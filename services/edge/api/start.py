@@ -50,10 +50,10 @@ def draft(
     )
 
 
-async def reserve(served: Served, caller: Caller, jobs: Sequence[Draft]) -> Reservation:
+async def reserve(served: Served, caller: Caller, jobs: Sequence[Draft], *, param: str = "messages") -> Reservation:
     """Of the caller's limits, what the jobs of one request may use. Raises `InvalidRequest`, `RateLimited`, `Unavailable`."""
     prompt = sum(job.prompt_tokens for job in jobs)
-    return await served.meter.admit(caller, prompt, sum(job.n * job.sampling.max_tokens for job in jobs))
+    return await served.meter.admit(caller, prompt, sum(job.n * job.sampling.max_tokens for job in jobs), param=param)
 
 
 def start(

@@ -94,13 +94,13 @@ class Meter:
         self._clock = clock
         self._allotments: OrderedDict[tuple[str, str, int], Allotment] = OrderedDict()
 
-    async def admit(self, caller: Caller, prompt_tokens: int, output_tokens: int) -> Reservation:
-        """`output_tokens`: of all choices together, at most.
+    async def admit(self, caller: Caller, prompt_tokens: int, output_tokens: int, *, param: str = "messages") -> Reservation:
+        """`output_tokens`: of all choices together, at most; `param`: the field that the prompt came from.
 
         Raises `InvalidRequest`, `RateLimited`, `InsufficientQuota`, `Unavailable`.
         """
         for limits in (caller.limits, caller.tenant_limits):
-            _must_fit(limits, prompt_tokens, output_tokens)
+            _must_fit(limits, prompt_tokens, output_tokens, param)
         reservation = Reservation(caller, self._budgets)
         with reservation.undone_on_failure():
             for allotment in self._of(caller, REQUESTS):
@@ -169,12 +169,12 @@ def _limit(limits: Limits, kind: str) -> int | None:
     return limits.requests_per_minute if kind == REQUESTS else limits.tokens_per_minute
 
 
-def _must_fit(limits: Limits, prompt_tokens: int, output_tokens: int) -> None:
+def _must_fit(limits: Limits, prompt_tokens: int, output_tokens: int, param: str) -> None:
     """A request that can never run is told so, or its caller would try for ever. Raises `InvalidRequest`."""
     if limits is NONE:
         return
     if limits.prompt_tokens is not None and prompt_tokens > limits.prompt_tokens:
-        raise InvalidRequest(f"Your prompt is {prompt_tokens} tokens; {limits.prompt_tokens} are allowed.", param="messages")
+        raise InvalidRequest(f"Your prompt is {prompt_tokens} tokens; {limits.prompt_tokens} are allowed.", param=param)
     if limits.output_tokens is not None and output_tokens > limits.output_tokens:
         text = f"Up to {output_tokens} tokens were asked for; {limits.output_tokens} are allowed."
         raise InvalidRequest(text, param="max_tokens")

@@ -50,7 +50,7 @@ class Responses:
         items = read_items(asked.input, self.new_id)
         before = await history(asked, caller.tenant.name, self._store, self._conversations)
         prepared = await prepare(served, caller, asked, [*before, *items])
-        reservation = await reserve(served, caller, [prepared.draft])
+        reservation = await reserve(served, caller, [prepared.draft], param="input")
         measure = Measure(served.metrics, served.clock, asked.model, measured_from)
         if asked.background:
             return await self._in_background(request, asked, prepared, items, reservation, measure)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -24,6 +25,8 @@ from schemas.codec import OLDEST_SCHEMA, SCHEMA
 ENV_PREFIX = "HEADRACE_"
 LONGEST_S = 1e7
 """Seconds, four months: no delay of ours is longer, and every timer takes it."""
+LARGEST = 2**31 - 1
+"""No count of ours is larger, so that each fits into any message."""
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 _OTHER_VARIABLES = frozenset({"HEADRACE_CONFIG", "HEADRACE_URL"})
 
@@ -52,6 +55,15 @@ class NatsSettings(_Section):
     replicas: int = Field(1, ge=1, le=5)
     account: str = Field("", pattern=r"^[A-Za-z0-9_-]*$")
 
+    @field_validator("url")
+    @classmethod
+    def _names_servers(cls, url: str) -> str:
+        servers = [server for server in url.split(",") if server.strip()]
+        ports = [urlsplit(server if "://" in server else f"nats://{server}").port for server in servers]  # raises ValueError
+        if not ports:
+            raise ValueError("no server is named")
+        return url
+
     @property
     def servers(self) -> list[str]:
         """Each server's URL."""
@@ -74,8 +86,8 @@ class EdgeSettings(_Section):
     host: str = "127.0.0.1"
     open_on_loopback: bool = True
     port: int = Field(8000, ge=0, le=65535)
-    max_body_bytes: int = Field(4 * 2**20, gt=0)
-    max_stops: int = Field(16, ge=4)
+    max_body_bytes: int = Field(4 * 2**20, gt=0, le=LARGEST)
+    max_stops: int = Field(16, ge=4, le=LARGEST)
     submit_timeout_s: Seconds = 0.3
     queue_deadline_s: Seconds = 30.0
     first_token_deadline_s: Seconds = 120.0
@@ -83,17 +95,17 @@ class EdgeSettings(_Section):
     body_deadline_s: Seconds = 30.0
     keep_alive_s: Seconds = 10.0
     write_deadline_s: Seconds = 30.0
-    default_max_tokens: int | None = Field(None, gt=0)
+    default_max_tokens: int | None = Field(None, gt=0, le=LARGEST)
     max_choices: int = Field(16, ge=1, le=128)
-    max_generated_tokens: int = Field(2**17, gt=0)
-    max_prompt_logprobs: int = Field(2**17, gt=0)
-    max_nats_requests: int = Field(256, gt=0)
+    max_generated_tokens: int = Field(2**17, gt=0, le=LARGEST)
+    max_prompt_logprobs: int = Field(2**17, gt=0, le=LARGEST)
+    max_nats_requests: int = Field(256, gt=0, le=LARGEST)
     price_per_compute_s: float | None = Field(None, ge=0, allow_inf_nan=False)
     drain_timeout_s: Seconds = 30.0
     database_url: str = ""
-    detached_jobs: int = Field(1024, ge=0)
+    detached_jobs: int = Field(1024, ge=0, le=LARGEST)
     detached_keep_s: Seconds = 600.0
-    detached_keep_mb: int = Field(64, gt=0)
+    detached_keep_mb: int = Field(64, gt=0, le=LARGEST)
     responses_keep_days: Seconds = 30.0
 
 
@@ -114,8 +126,8 @@ class ScriptedSettings(_Section):
     scripts: Path | None = None
     prefill_token_s: float = Field(0.0, ge=0, le=LONGEST_S)
     decode_step_s: float = Field(0.0, ge=0, le=LONGEST_S)
-    block_tokens: int = Field(16, gt=0)
-    block_bytes: int = Field(4096, ge=128)
+    block_tokens: int = Field(16, gt=0, le=LARGEST)
+    block_bytes: int = Field(4096, ge=128, le=LARGEST)
     numerics: str = "exact"
 
 
@@ -134,16 +146,16 @@ class WorkerSettings(_Section):
     engine: Literal["torch", "scripted"] = "torch"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    kv_blocks: int = Field(0, ge=0)
-    kv_memory_mb: int = Field(0, ge=0)
-    kv_swap_mb: int | None = Field(None, ge=0)
-    machine_workers: int = Field(1, gt=0)
+    kv_blocks: int = Field(0, ge=0, le=LARGEST)
+    kv_memory_mb: int = Field(0, ge=0, le=LARGEST)
+    kv_swap_mb: int | None = Field(None, ge=0, le=LARGEST)
+    machine_workers: int = Field(1, gt=0, le=LARGEST)
     prefix_cache: bool = True
-    max_batch: int = Field(32, gt=0)
-    step_tokens: int = Field(512, gt=0)
+    max_batch: int = Field(32, gt=0, le=LARGEST)
+    step_tokens: int = Field(512, gt=0, le=LARGEST)
     step_target_s: Seconds = 0.06
     speculative_tokens: int = Field(0, ge=0, le=7)
-    threads: int = Field(0, ge=0)
+    threads: int = Field(0, ge=0, le=LARGEST)
     transfer: Literal["auto", "shm", "tcp", "nixl"] = "auto"
     transfer_host: str = "127.0.0.1"
     transfer_advertise: str = ""

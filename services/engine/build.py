@@ -9,7 +9,7 @@ from services.clock import Clock
 from services.engine.core import StepEngine
 from services.engine.grammars import kinds, read_grammars
 from services.engine.protocol import DecodeEngine, EngineInfo
-from services.engine.scripted import VERSION, ScriptedRunner, Timing, load_scripts
+from services.engine.scripted import SLOT_BYTES, VERSION, ScriptedRunner, Timing, load_scripts
 from services.engine.speculation import build_scheduler
 from services.kv import memory as kv_memory
 from services.kv.hashing import kv_compat
@@ -17,13 +17,13 @@ from services.kv.pool import BlockPool
 from services.kv.prefix_cache import prefix_cache
 from services.kv.swap import SwapSpace
 from services.models.store import ModelFiles
-from services.settings import Settings
+from services.settings import Settings, SettingsError
 
 DEFAULT_SCRIPTED_BLOCKS = 4096
 
 
 def build_engine(files: ModelFiles, settings: Settings, clock: Clock) -> DecodeEngine:
-    """The engine of `settings.worker.engine`. Raises `ModelError`, `SettingsError`, ValueError: what is wrong in one line."""
+    """The engine of `settings.worker.engine`. Raises `ModelError`, `SettingsError`: what is wrong in one line."""
     if settings.worker.engine == "scripted":
         return build_scripted(files, settings, clock)
     from services.engine.torch_engine.build import build
@@ -38,7 +38,15 @@ def build_scripted(files: ModelFiles, settings: Settings, clock: Clock) -> StepE
     eos = config.get("eos_token_id") or 0
     eos_ids = frozenset(eos if isinstance(eos, list) else [eos])
     blocks = worker.kv_blocks or DEFAULT_SCRIPTED_BLOCKS
-    memory = kv_memory.allocate(blocks * scripted.block_bytes)
+    if scripted.block_bytes < scripted.block_tokens * SLOT_BYTES:
+        raise SettingsError(f"scripted.block_bytes: a block of {scripted.block_tokens} tokens takes {SLOT_BYTES} bytes for each")
+    try:
+        memory = kv_memory.allocate(blocks * scripted.block_bytes)
+        scripts = load_scripts(scripted.scripts) if scripted.scripts is not None else ()
+    except OSError as error:
+        raise SettingsError(f"worker.kv_blocks: {blocks} of {scripted.block_bytes} bytes: {error.strerror}") from None
+    except ValueError as error:
+        raise SettingsError(f"scripted.scripts: {error}") from None
     prefix = prefix_cache(enabled=worker.prefix_cache)
     pool = BlockPool(
         blocks,
@@ -53,7 +61,7 @@ def build_scripted(files: ModelFiles, settings: Settings, clock: Clock) -> StepE
         block_tokens=scripted.block_tokens,
         vocab=_plain_ids(files, config["vocab_size"]),
         eos_id=min(eos_ids),
-        scripts=load_scripts(scripted.scripts) if scripted.scripts is not None else (),
+        scripts=scripts,
         timing=Timing(scripted.prefill_token_s, scripted.decode_step_s),
     )
     grammars = read_grammars(files, config["vocab_size"], eos_ids)

@@ -32,6 +32,8 @@ from services.kv.pool import BlockPool
 
 VERSION = "1"
 _SLOT = struct.Struct("<Q")
+SLOT_BYTES = _SLOT.size
+"""Of a token in a KV block."""
 _LINK = struct.Struct("<QI")
 _DRAW = struct.Struct("<QQII")
 _SLICE_S = 0.01  # how often a waiting step looks for cancelled rows, as a real one does between two layers

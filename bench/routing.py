@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-from bench.routing_world import overload
+from bench.routing_world import overload, stale
 from bench.routing_world.compare import POLICIES, Verdict, compare, saturation, sweep, verdict
 from bench.routing_world.measure import Result
 from bench.routing_world.plot import plot
@@ -81,7 +81,15 @@ def _overload(rows: Sequence[Row], world: World, limits: Limits, peak: float, se
                 f"TTFT p50 {tier.ttft_p50:.2f} s, p99 {tier.ttft_p99:.2f} s",
                 flush=True,
             )
-    targets = overload.targets(results, world)
+    late = stale.caps(rows, world, limits, 2 * peak, seed)
+    targets = [
+        *overload.targets(results, world),
+        (
+            f"two routers at 2.0, one 5 s late, {late.refused} of {late.asked} of its tries refused: at most {late.sequences} "
+            f"sequences of {late.batch} at a decode worker, {late.over_a_step} times more than a step queued at a prefill worker",
+            late.sequences <= late.batch and not late.over_a_step,
+        ),
+    ]
     for text, met in targets:
         print(f"{'met   ' if met else 'MISSED'} {text}")
     return all(met for _, met in targets)

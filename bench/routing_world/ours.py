@@ -155,6 +155,11 @@ class Ours:
         elif self._refuse and decision.why.ttft_s > left.first_token_s:
             job.refused = True
             return True
+        self._give(job, decision)
+        return True
+
+    def _give(self, job: SimJob, decision: Pair | Local) -> None:
+        now = self.cluster.now
         job.placed_uncached = decision.uncached
         if isinstance(decision, Pair):
             prefill, decode = self._prefill[decision.prefill], self._decode[decision.decode]
@@ -168,7 +173,6 @@ class Ours:
         self._index.expect(decision.decode, job.blocks, now)
         self._index.clear_some()
         self._see_decode(self.cluster.decode[decode])
-        return True
 
     def _see_prefill(self, worker: PrefillWorker) -> None:
         world = self.cluster.world

@@ -20,7 +20,7 @@ from services.kv.transfer.auto import nixl_agent, open_carriers, transfer_client
 from services.kv.transfer.server import SocketTransferServer
 from services.models.store import ModelStore
 from services.prefill.prefill import Prefill
-from services.settings import Settings
+from services.settings import Settings, SettingsError, WorkerSettings
 from services.telemetry.loop_lag import record_loop_lag
 from services.telemetry.metrics import Metrics
 from services.worker.service import Phase, run
@@ -53,7 +53,7 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
         phases.append(Prefill(worker, engine, server, client).start)
     if role is not Role.PREFILL:
         phases.append(Decode(worker, engine, client, server).start)
-    await server.start(settings.worker.transfer_host, 0, advertise=settings.worker.transfer_advertise)
+    await _listen(server, settings.worker)
     await open_carriers(server, settings.worker.transfer, nixl)
     refusals = Refusals(metrics, clock)
     registry = KvRegistry(JetStream(bus, replicas=nats.replicas), WORKERS_BUCKET)
@@ -67,3 +67,10 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
         if nixl is not None:
             nixl.close()
         await bus.drain(2.0)
+
+
+async def _listen(server: SocketTransferServer, worker: WorkerSettings) -> None:
+    try:
+        await server.start(worker.transfer_host, 0, advertise=worker.transfer_advertise)
+    except OSError as error:
+        raise SettingsError(f"worker.transfer_host: {worker.transfer_host}: {error.strerror or error}") from None

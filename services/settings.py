@@ -151,8 +151,8 @@ class WorkerSettings(_Section):
     kv_swap_mb: int | None = Field(None, ge=0, le=LARGEST)
     machine_workers: int = Field(1, gt=0, le=LARGEST)
     prefix_cache: bool = True
-    max_batch: int = Field(32, gt=0, le=LARGEST)
-    step_tokens: int = Field(512, gt=0, le=LARGEST)
+    max_batch: int = Field(32, gt=0, le=4096)
+    step_tokens: int = Field(512, gt=0, le=2**16)
     step_target_s: Seconds = 0.06
     speculative_tokens: int = Field(0, ge=0, le=7)
     threads: int = Field(0, ge=0, le=LARGEST)

@@ -17,7 +17,7 @@ from bench.routing_world.job import SimJob
 from bench.routing_world.prefill import PrefillWorker
 from schemas.job import LANES, Tier
 from schemas.state import Role
-from services.router.admission import Left, TurnedAway, presses, too_late
+from services.router.admission import Left, TurnedAway, late, presses, too_late
 from services.router.gate import Gate
 from services.router.lanes import Tiers, charge, next_turn, note, rank
 from services.router.placement import Local, NoCredit, Pair, place
@@ -83,7 +83,7 @@ class Ours:
         if not isinstance(decision, Pair | Local):
             return True  # it would wait
         assert decision.why is not None
-        return too_late(decision.why, Left(first_token_s=limits.first_token(decision.uncached))) is None
+        return not late(decision.why, Left(first_token_s=limits.first_token(decision.uncached)))
 
     def turned_away(self, job: SimJob, away: TurnedAway) -> None:
         job.refused = True
@@ -150,7 +150,7 @@ class Ours:
             if away is not None:
                 self.turned_away(job, away)
                 return True
-            if presses(self.tier(job), decision.why):
+            if late(decision.why, left) or presses(self.tier(job), decision.why):
                 return False
         elif self._refuse and decision.why.ttft_s > left.first_token_s:
             job.refused = True

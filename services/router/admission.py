@@ -96,9 +96,14 @@ def closed(tier: Tier, seconds: float) -> TurnedAway:
     return TurnedAway(Unavailable.code or "", reason, within_bounds(seconds))
 
 
+def late(why: Why, left: Left) -> bool:
+    """Its first token would come after its deadline because others are before it at this worker. It may wait for another one."""
+    return why.ttft_s > left.first_token_s and why.wait_s > AT_ONCE_S
+
+
 def too_late(why: Why, left: Left) -> TurnedAway | None:
-    """A job with a worker chosen for it, whose first token would come after its deadline because others are before it there."""
-    if why.ttft_s <= left.first_token_s or why.wait_s <= AT_ONCE_S:
+    """A job with a worker chosen for it whose first token would be late there, and now at any worker."""
+    if not late(why, left) or why.ttft_s - why.wait_s <= left.first_token_s:
         return None
     reason = "No worker can begin this request in time."
     return TurnedAway(Unavailable.code or "", reason, within_bounds(why.ttft_s - left.first_token_s))

@@ -42,7 +42,7 @@ from schemas.placement import (
 from schemas.subjects import Subjects
 from services.bus.interface import Bus
 from services.bus.typed import ask, send
-from services.router.admission import Left, presses, too_late
+from services.router.admission import Left, late, presses, too_late
 from services.router.cancelled import CancelledJobs
 from services.router.entry import refused
 from services.router.placement import Impossible, Local, NoCredit, Pair, Why, place
@@ -111,8 +111,8 @@ class Dispatcher:
                 away = too_late(decision.why, left)
                 if away is not None:
                     return refused(away)
-                if presses(job.tier, decision.why):
-                    return Queue(router=self.bus.process, reason="kv_pressure")
+                if late(decision.why, left) or presses(job.tier, decision.why):
+                    return Queue(router=self.bus.process, reason="late" if late(decision.why, left) else "kv_pressure")
             self._expect(prompt, pools, decision)
             try:
                 outcome = await self._try(job, decision, by)

@@ -15,7 +15,7 @@ from schemas.errors import UnreadableMessage
 from schemas.identity import job_id, process_id
 from schemas.job import LANES, Deadlines, Job, Sampling, Tier, pack_ids
 from services.clock import Clock
-from services.router.admission import presses, too_late
+from services.router.admission import late, presses, too_late
 from services.router.entry import Entry
 from services.router.placement import Impossible, NoCredit, Pair, Why, place
 from services.router.placement_request import Request
@@ -110,6 +110,8 @@ class Explainer:
             return replace(seen, reason=decision.reason)
         if why is not None and presses(job.tier, why):
             return replace(seen, reason="kv_pressure")
+        if why is not None and late(why, self._entry.left(job)):
+            return replace(seen, reason="late")
         prefill = decision.prefill if isinstance(decision, Pair) else ""
         return replace(seen, outcome="placed", prefill=prefill, decode=decision.decode)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.job import Tier
-from services.router.admission import BOUNDS, LONGEST_S, SHORTEST_S, Left, Line, judge, presses, too_late
+from services.router.admission import BOUNDS, LONGEST_S, SHORTEST_S, Left, Line, judge, late, presses, too_late
 from services.router.placement import Why
 
 IN_TIME = Left(queue_s=30.0, first_token_s=120.0)
@@ -65,6 +65,8 @@ def test_retry_after_is_the_wait_of_all_who_come(wait_s: float, pressure: float,
 
 def test_a_first_token_that_comes_too_late_is_no_work_for_a_busy_worker() -> None:
     left = Left(first_token_s=2.0)
+    assert late(why(ttft_s=9.0, wait_s=8.0), left)
+    assert too_late(why(ttft_s=9.0, wait_s=8.0), left) is None, "another worker may be free in time"
     away = too_late(why(ttft_s=9.0), left)
     assert away is not None
     assert (away.code, away.retry_after) == ("no_capacity", 7.0)

@@ -39,7 +39,7 @@ async def undisturbed(edge: EdgeProcess, numbers: Sequence[int], max_tokens: int
     """What the jobs say when nothing fails."""
     jobs = [await edge.submit(number, max_tokens) for number in numbers]
     readings = await asyncio.gather(*(edge.read(job, Reading()) for job in jobs))
-    assert [len(reading.tokens) for reading in readings] == [max_tokens] * len(numbers)
+    assert [len(reading.tokens) for reading in readings] == [max_tokens] * len(numbers), [(r.error, r.finish) for r in readings]
     return [reading.tokens for reading in readings]
 
 

@@ -135,9 +135,16 @@ class _File:
         self._path = path
 
     def before_connect(self, _: Any, record: ConnectionPoolEntry, *__: Any) -> None:
-        """SQLite gives its other files the mode of this one. Raises OSError."""
+        """SQLite gives its other files the mode of this one. Raises OSError.
+
+        A file that is there is never opened here: to close it would end the locks of all this process's connections to it.
+        """
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+        try:
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            if not os.access(self._path, os.R_OK | os.W_OK) or not self._path.is_file():
+                raise
         record.info[_FILE] = self._identity()
 
     def before_use(self, _: Any, record: ConnectionPoolEntry, __: Any) -> None:

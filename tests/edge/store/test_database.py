@@ -133,3 +133,22 @@ async def test_the_clock_is_the_databases(database: Database) -> None:
         first = (await connection.execute(sa.select(database_time()))).scalar_one()
         await asyncio.sleep(0.01)
         assert first < (await connection.execute(sa.select(database_time()))).scalar_one() < first + 5
+
+
+_VISIT = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM alembic_version').fetchall(); c.close()"
+
+
+async def test_a_new_connection_ends_no_lock_of_an_older_one(tmp_path: Path) -> None:
+    """POSIX: closing any descriptor of a file drops all locks that the process has on it. Another process that closes the
+    database would then take itself for the last one, and delete the log that we write to."""
+    database, log = Database(database_url("", tmp_path)), tmp_path / "edge.db-wal"
+    await migrate(database)
+    async with database.read() as first, database.read() as second:
+        for connection in (first, second):
+            await connection.execute(sa.text("SELECT * FROM alembic_version"))
+    before = log.stat().st_ino
+    argv = [sys.executable, "-c", _VISIT, str(tmp_path / "edge.db")]
+    visit = await asyncio.create_subprocess_exec(*argv)
+    assert await asyncio.wait_for(visit.wait(), 30) == 0
+    assert log.stat().st_ino == before
+    await database.close()

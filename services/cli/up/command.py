@@ -57,8 +57,9 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         nats.write_operator_context(server, passwords)
         program = Program("nats", (nats.binary(), "-c", str(config)), os.environ, STOP_S, identified=False)
         services = plan(settings, asked, server.url, passwords, os.environ)
-        ready = f"Headrace is ready: {_url(settings.edge)} (model {files.name})\n{_curl(settings.edge, files.name)}"
-        ready += f"\nAPI key, for callers that are not on this machine: {development_key(settings)}"
+        ready = f"""Headrace is ready: {_url(settings.edge)} (model {files.name})
+API key, for callers that are not on this machine: {development_key(settings)}
+{_curl(settings.edge, files.name)}"""
         asyncio.run(_supervise(settings, server, program, services, passwords, ready, verbose=arguments.verbose))
     return 0
 

@@ -79,9 +79,10 @@ class Fleet:
                     said = (await heard.next_msg(timeout=0.3)).data
                 except nats.errors.TimeoutError:
                     return found
-                if said:  # else: nobody is there
-                    ping = json.loads(said)
-                    subject = f"hr.admin.{ping['name'].removeprefix('headrace-')}.{ping['id']}.status"
+                ping = json.loads(said) if said else {}  # empty: nobody is there
+                role = ping.get("name", "").removeprefix("headrace-")
+                if role in ROLES:
+                    subject = f"hr.admin.{role}.{ping['id']}.status"
                     answer = await client.request(subject, b"{}", timeout=2.0)
                     found[process_name(ping["id"])] = json.loads(answer.data)
         finally:
@@ -89,6 +90,9 @@ class Fleet:
 
     def said(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
+
+
+ROLES = ("edge", "router", "prefill", "decode", "both")
 
 
 @contextmanager

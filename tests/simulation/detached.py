@@ -277,7 +277,7 @@ def judge(story: Story) -> None:
 
 
 def _may_follow(row: Row) -> bool:
-    return row.state in (JobState.FINISHED, JobState.RUNNING) or row.error[0] == "deadline_exceeded"
+    return row.state in (JobState.FINISHED, JobState.RUNNING) or row.error[0] in ("deadline_exceeded", "queue_expired")
 
 
 def tell(seed: int, *, log: bool = False) -> list[str]:

@@ -1,7 +1,7 @@
 """A request's body as a JSON object: read within bounds, decoded strictly.
 
 UTF-8 without a byte order mark only; NaN, Infinity, numbers out of range, lone surrogates and nesting without end are refused by
-the decoder; of duplicate keys the last wins, as everywhere. Invariant: memory stays within `limit`, whatever is sent.
+the decoder; of duplicate keys the last wins, as everywhere. Invariant: memory stays within `max_body_bytes`, whatever is sent.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from starlette.types import Receive, Scope
+from starlette.requests import Request
+from starlette.types import Receive
 
 from schemas.errors import PayloadTooLarge, UnsupportedMediaType
 from services.edge.api.errors import BadRequest
+from services.settings import EdgeSettings
 from services.text.nesting import too_deep
 
 
@@ -22,11 +24,11 @@ class ClientGone(Exception):
     """The client closed the connection before its request was whole."""
 
 
-async def read_json(scope: Scope, receive: Receive, *, limit: int, timeout: float) -> dict[str, Any]:
+async def read_json(request: Request, settings: EdgeSettings) -> dict[str, Any]:
     """The body as an object. Raises `BadRequest`, `PayloadTooLarge`, `UnsupportedMediaType`, `ClientGone`."""
-    headers: Mapping[bytes, bytes] = dict(scope["headers"])
+    headers: Mapping[bytes, bytes] = dict(request.scope["headers"])
     _check_type(headers.get(b"content-type"))
-    return parse(await _read(headers, receive, limit, timeout))
+    return parse(await _read(headers, request.receive, settings.max_body_bytes, settings.body_deadline_s))
 
 
 def parse(body: bytes) -> dict[str, Any]:

@@ -24,9 +24,7 @@ class CallTracker:
     def __init__(self, parser: ToolParser, tools: Tools, prefix: str) -> None:
         self._parser = parser
         self._several = tools.several
-        self._ends_as = (
-            FinishReason.STOP if tools.named else TOOL_CALLS
-        )  # as OpenAI's API does for a function named by the caller
+        self._ends_as = FinishReason.STOP if tools.named else TOOL_CALLS  # a function that the caller named: as OpenAI's API
         self._prefix = prefix
         self._calls = 0
 

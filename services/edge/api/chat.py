@@ -44,13 +44,13 @@ class Begun:
 class ChatCompletions:
     def __init__(self, served: Served) -> None:
         self._served = served
-        self._pace = Pace(served.settings.keep_alive_s, served.settings.write_deadline_s)
+        self._pace = Pace.of(served.settings)
 
     async def __call__(self, request: Request) -> Response:
         """Raises `HeadraceError`, `ClientGone`."""
         served, settings = self._served, self._served.settings
         arrived = served.clock.monotonic()
-        body = await read_json(request.scope, request.receive, limit=settings.max_body_bytes, timeout=settings.body_deadline_s)
+        body = await read_json(request, settings)
         begun = await self.begin(body, request.state.caller)
         exchange = Streamed if begun.stream else Whole
         measure = Measure(served.metrics, served.clock, begun.model, arrived)

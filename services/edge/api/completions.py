@@ -32,13 +32,13 @@ _DEFAULT_MAX_TOKENS = 16
 class Completions:
     def __init__(self, served: Served) -> None:
         self._served = served
-        self._pace = Pace(served.settings.keep_alive_s, served.settings.write_deadline_s)
+        self._pace = Pace.of(served.settings)
 
     async def __call__(self, request: Request) -> Response:
         """Raises `HeadraceError`, `ClientGone`."""
         served, settings = self._served, self._served.settings
         arrived, caller = served.clock.monotonic(), request.state.caller
-        body = await read_json(request.scope, request.receive, limit=settings.max_body_bytes, timeout=settings.body_deadline_s)
+        body = await read_json(request, settings)
         asked = read_request(CompletionRequest, body)
         prompts = read_prompts(asked.prompt, settings.max_choices, served.text.vocabulary)
         stops = read_stops(asked.stop, settings.max_stops)

@@ -1,4 +1,4 @@
-"""One answer over HTTP: from an answer to its bytes, streamed or whole, and what is measured of it.
+"""One answer to its client: from an answer to its bytes, streamed or whole, and what is measured of it.
 
 Owns the answer until its client has it or is gone. Invariants: a refusal before the first byte is a plain HTTP status, a failure
 after it is an event in the stream; `data: [DONE]` comes exactly once; nothing is written after the end.
@@ -20,6 +20,7 @@ from services.edge.api.measure import Measure
 from services.edge.api.watch import Gone, Writer, watched
 from services.edge.gate.meter import Reservation
 from services.edge.jobs.handle import JobCancelled
+from services.settings import EdgeSettings
 
 _log = logging.getLogger("headrace.edge")
 STREAM_HEADERS = (
@@ -35,6 +36,10 @@ class Pace:
 
     keep_alive_s: float
     write_deadline_s: float
+
+    @classmethod
+    def of(cls, settings: EdgeSettings) -> Pace:
+        return cls(settings.keep_alive_s, settings.write_deadline_s)
 
 
 class Exchange(Response):

@@ -19,7 +19,7 @@ def read_prompts(value: Any, most: int, vocabulary: int) -> list[Prompt]:
     if not value:
         raise EmptyArray("'prompt' must not be empty.", param="prompt")
     if _is_id(value[0]):
-        return [_ids(value, "prompt", vocabulary)]
+        return [read_ids(value, "prompt", vocabulary)]
     if len(value) > most:
         raise InvalidRequest(f"'prompt' may hold at most {most} prompts.", param="prompt")
     return [_one(item, f"prompt[{index}]", vocabulary) for index, item in enumerate(value)]
@@ -32,10 +32,11 @@ def _one(value: Any, param: str, vocabulary: int) -> Prompt:
         raise InvalidRequest("A prompt must be a string or an array of token ids.", param=param)
     if not value:
         raise EmptyArray("A prompt must not be empty.", param=param)
-    return _ids(value, param, vocabulary)
+    return read_ids(value, param, vocabulary)
 
 
-def _ids(value: list[Any], param: str, vocabulary: int) -> list[int]:
+def read_ids(value: list[Any], param: str, vocabulary: int) -> list[int]:
+    """Token ids below `vocabulary`. Raises `InvalidRequest` that names the first that is none."""
     wrong = next((index for index, item in enumerate(value) if not (_is_id(item) and 0 <= item < vocabulary)), None)
     if wrong is not None:
         raise InvalidRequest(f"Token ids are integers from 0 to {vocabulary - 1}.", param=f"{param}[{wrong}]")

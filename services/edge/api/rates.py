@@ -6,10 +6,9 @@ is.
 
 from __future__ import annotations
 
+from services.edge.api.watch import Header
 from services.edge.gate.meter import REQUESTS, TOKENS, Meter
 from services.edge.gate.records import Caller
-
-Header = tuple[bytes, bytes]
 
 
 def rate_headers(meter: Meter, caller: Caller) -> list[Header]:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from schemas.errors import InvalidRequest
 from services.edge.api.body import read_json
 from services.edge.api.messages import check_messages
+from services.edge.api.prompts import read_ids
 from services.edge.api.request import read_request
 from services.edge.api.served import Served
 
@@ -63,11 +64,8 @@ class Tokens:
         asked = read_request(DetokenizeRequest, await self._body(request))
         text = self._served.text
         self._served.must_offer(asked.model or text.name, request.state.caller)
-        wrong = next((index for index, token in enumerate(asked.tokens) if token >= text.vocabulary), None)
-        if wrong is not None:
-            raise InvalidRequest(f"Token ids are integers from 0 to {text.vocabulary - 1}.", param=f"tokens[{wrong}]")
-        return Response(msgspec.json.encode({"prompt": await text.decode_any(asked.tokens)}), media_type="application/json")
+        ids = read_ids(asked.tokens, "tokens", text.vocabulary)
+        return Response(msgspec.json.encode({"prompt": await text.decode_any(ids)}), media_type="application/json")
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        settings = self._served.settings
-        return await read_json(request.scope, request.receive, limit=settings.max_body_bytes, timeout=settings.body_deadline_s)
+        return await read_json(request, self._served.settings)

@@ -10,9 +10,10 @@ is used up, and then `patience` seconds at most.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
+from typing import Any, Protocol
 
 from schemas.errors import BusUnavailable
 from services.clock import Clock
@@ -60,7 +61,7 @@ class Allotment:
         self._slice = max(1, limit // SLICES)
         self._window = _Window(0)
         self._wanted = 0
-        self._asking: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[Any] | None = None
         self._down_until = 0.0
         self.limit = limit
 
@@ -120,8 +121,8 @@ class Allotment:
     def _ask(self, amount: int) -> None:
         """One question at a time; what others want meanwhile goes with the next one."""
         self._wanted += amount
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.get_running_loop().create_task(self._take_more())
+        if self._idle:
+            self._begin(self._take_more())
 
     async def _take_more(self) -> None:
         window, wanted = self._current(), self._wanted + self._slice
@@ -143,13 +144,18 @@ class Allotment:
     def _return_surplus(self, window: _Window) -> None:
         """What was taken for a request that is too large, and that others may use."""
         surplus = window.held - self._slice
-        if surplus > 0 and (self._asking is None or self._asking.done()):
+        if surplus > 0 and self._idle:
             window.held -= surplus
             window.granted -= surplus
-            self._asking = asyncio.get_running_loop().create_task(self._give(window, surplus))
+            self._begin(self._add(window, -surplus))
 
-    async def _give(self, window: _Window, amount: int) -> None:
-        await self._add(window, -amount)
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing is being asked of the counter."""
+        return self._asking is None or self._asking.done()
+
+    def _begin(self, question: Coroutine[Any, Any, Any]) -> None:
+        self._asking = asyncio.get_running_loop().create_task(question)
 
     async def _add(self, window: _Window, amount: int) -> int | None:
         """The counter's new value, None when it cannot be asked."""

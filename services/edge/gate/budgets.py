@@ -75,7 +75,7 @@ class Budgets:
     async def take(self, kind: str, owner: str, limit: int, amount: int, tier: Tier) -> Hold:
         """`amount` of the budget, all or nothing. Raises `InsufficientQuota`, `RateLimited`, `Unavailable`."""
         if tier is Tier.FREE and self.down:
-            raise _unknown()
+            raise unchecked()
         purse = self._purse(owner, windows.name(kind, self._clock.wall()), limit)
         if not purse.grant(amount, self._clock.monotonic()):
             await self._wait(purse, kind, amount)
@@ -173,7 +173,7 @@ class Budgets:
                 if now < purse.short_until:
                     raise self._refusal(purse, kind, amount)
                 if now >= deadline or self.down:
-                    raise _unknown()
+                    raise unchecked()
                 self._kicked.set()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(deadline - now):
@@ -200,5 +200,6 @@ class Budgets:
         return found
 
 
-def _unknown() -> Unavailable:
+def unchecked() -> Unavailable:
+    """Whether a limit is kept cannot be told now."""
     return Unavailable("The limits cannot be checked now.", retry_after=1.0)

@@ -19,7 +19,6 @@ from services.edge.gate.records import Caller
 from services.edge.tenant import DEFAULT, Tenant
 
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip", b"via")
-_BEARER = "bearer "
 _LONGEST = 256
 
 

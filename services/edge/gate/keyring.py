@@ -15,8 +15,9 @@ from typing import Protocol, TypeVar
 
 from schemas.errors import InvalidApiKey, StoreUnavailable
 from services.clock import Clock
-from services.edge.gate.keys import digest, key_id, same
+from services.edge.gate.keys import DIGEST_BYTES, digest, key_id, same
 from services.edge.gate.records import KeyRecord
+from services.telemetry.logs import AtMost
 
 REFRESH_S = 2.0
 _OVERLAP_S = 10.0
@@ -46,23 +47,28 @@ class Keyring:
         self._known: OrderedDict[str, KeyRecord] = OrderedDict()
         self._unknown: OrderedDict[str, float] = OrderedDict()
         self._seen = 0.0
+        self._may_log = AtMost(clock.monotonic, 10.0)
 
     async def check(self, text: str) -> KeyRecord:
         """The record of the key `text`. Raises `InvalidApiKey`, `StoreUnavailable`."""
         key = key_id(text)
         record = await self._find(key) if key is not None else None
-        stored = record.digest if record is not None else bytes(len(digest(self._secret, "")))
+        stored = record.digest if record is not None else bytes(DIGEST_BYTES)
         if not same(stored, digest(self._secret, text)) or record is None or not record.valid(self._clock.wall()):
             raise InvalidApiKey("The API key is not valid.")
         return record
 
     async def run(self) -> None:
-        """Keep up, until cancelled."""
+        """Keep up, until cancelled: no failure ends it, or no later revocation would be seen."""
         while True:
             try:
                 self._take(await self._store.changed_since(self._seen - _OVERLAP_S))
             except StoreUnavailable:
-                _log.warning("the keys cannot be read; those that are known go on")
+                if self._may_log() is not None:
+                    _log.warning("the keys cannot be read; those that are known go on")
+            except Exception:
+                if self._may_log() is not None:
+                    _log.exception("the keys were not read; it is tried again")
             await asyncio.sleep(REFRESH_S)
 
     async def _find(self, key: str) -> KeyRecord | None:

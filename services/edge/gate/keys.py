@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 PREFIX = "hr-"
+DIGEST_BYTES = 32
 _ID_BYTES, _SECRET_BYTES = 10, 32
 _KEY = re.compile(r"hr-([a-z2-7]{16})-([a-z2-7]{52})")
-_DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def key_id(text: str) -> str | None:
 
 
 def digest(secret: bytes, text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), key=secret, digest_size=_DIGEST_BYTES, person=b"hr-api-key").digest()
+    return hashlib.blake2b(text.encode(), key=secret, digest_size=DIGEST_BYTES, person=b"hr-api-key").digest()
 
 
 def same(one: bytes, other: bytes) -> bool:

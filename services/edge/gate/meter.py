@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from schemas.errors import InvalidRequest, RateLimited, TokensLimited, Unavailable
+from schemas.errors import InvalidRequest, RateLimited, TokensLimited
 from schemas.job import Tier
 from services.clock import Clock
 from services.edge.gate import windows
 from services.edge.gate.allotment import Allotment, Verdict
-from services.edge.gate.budgets import Budgets, Hold
+from services.edge.gate.budgets import Budgets, Hold, unchecked
 from services.edge.gate.limits import NONE, Limits
 from services.edge.gate.records import Caller, Used
 
@@ -124,7 +124,7 @@ class Meter:
     async def _take(self, allotment: Allotment, amount: int, tier: Tier, kind: str) -> Taken:
         window = allotment.window
         if tier is Tier.FREE and allotment.down:
-            raise Unavailable("The limits cannot be checked now.", retry_after=1.0)
+            raise unchecked()
         match await allotment.take(amount):
             case Verdict.GRANTED:
                 return Taken(allotment, window, amount)
@@ -132,7 +132,7 @@ class Meter:
                 text = f"Rate limit reached: {allotment.limit} {kind} per minute."
                 raise _OVER[kind](text, retry_after=allotment.resets_in())
             case Verdict.UNKNOWN:
-                raise Unavailable("The limits cannot be checked now.", retry_after=1.0)
+                raise unchecked()
 
     def _of(self, caller: Caller, kind: str) -> list[Allotment]:
         """Of the key and of the tenant, where there is a limit."""

@@ -44,7 +44,7 @@ class NatsChat:
         self._random = random
         self._chat = ChatCompletions(served)
         self._presence = Presence(bus)
-        self._pace = Pace(served.settings.keep_alive_s, served.settings.write_deadline_s)
+        self._pace = Pace.of(served.settings)
         self._watches: dict[str, Watch] = {}
         self._subscription: Subscription | None = None
 
@@ -63,7 +63,7 @@ class NatsChat:
         arrived = self._served.clock.monotonic()
         origin = read_origin(msg)
         if self._traffic.draining:
-            raise Unavailable("The server is shutting down.", retry_after=1.0)
+            raise Unavailable("The server takes no new requests now.", retry_after=1.0)
         self._traffic.enter()
         try:
             begun = await self._chat.begin(parse(msg.data), Caller(self._whose(f"nats:{origin.account}"), Tier.PAID))

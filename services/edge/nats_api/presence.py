@@ -1,5 +1,4 @@
-"""Whether callers still listen. NATS says *no responders* only within an account; across accounts it is silent, and says it twice
-otherwise:
+"""Whether callers still listen. NATS says *no responders* only within an account; across accounts it tells so in two ways:
 
 - the system account tells when a connection ends, at once;
 - a message with `Nats-Trace-Dest` is delivered as any other, and its trace lists every hop. One that nobody hears has no hop
@@ -56,6 +55,7 @@ class Watch:
     """One caller, for as long as its request runs. `gone`: set once nobody listens."""
 
     def __init__(self, number: str, inbox: str, origin: Origin) -> None:
+        self.number = number
         self.origin = origin
         self.gone = asyncio.Event()
         self._trace = {"Nats-Trace-Dest": inbox, _NUMBER: number}
@@ -96,7 +96,7 @@ class Presence:
         return watch
 
     def forget(self, watch: Watch) -> None:
-        self._watches = {number: other for number, other in self._watches.items() if other is not watch}
+        self._watches.pop(watch.number, None)
 
     def _on_trace(self, msg: Msg) -> None:
         try:

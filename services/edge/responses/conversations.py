@@ -91,9 +91,7 @@ class Conversations:
         return items
 
     async def _body(self, request: Request) -> ConversationRequest:
-        settings = self._served.settings
-        limit, timeout = settings.max_body_bytes, settings.body_deadline_s
-        return read_request(ConversationRequest, await read_json(request.scope, request.receive, limit=limit, timeout=timeout))
+        return read_request(ConversationRequest, await read_json(request, self._served.settings))
 
     def _items(self, asked: ConversationRequest) -> list[Item]:
         items = read_items(asked.items, self._new_id, "items")

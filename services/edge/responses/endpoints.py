@@ -38,14 +38,14 @@ class Responses:
         self._store = store
         self._conversations = conversations
         self._background = background
-        self._pace = Pace(served.settings.keep_alive_s, served.settings.write_deadline_s)
+        self._pace = Pace.of(served.settings)
         self._unmeasured = Metrics.null()
 
     async def create(self, request: Request) -> Response:
         """Raises `ClientGone` too."""
         served, settings, caller = self._served, self._served.settings, request.state.caller
         measured_from = served.clock.monotonic()
-        body = await read_json(request.scope, request.receive, limit=settings.max_body_bytes, timeout=settings.body_deadline_s)
+        body = await read_json(request, settings)
         asked = read_request(ResponsesRequest, body)
         items = read_items(asked.input, self.new_id)
         before = await history(asked, caller.tenant.name, self._store, self._conversations)

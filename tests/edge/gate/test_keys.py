@@ -9,8 +9,10 @@ import pytest
 
 from schemas.errors import InvalidApiKey, StoreUnavailable
 from services.clock import ManualClock
+from services.edge.gate import keyring
 from services.edge.gate.keyring import Keyring
 from services.edge.gate.keys import digest, key_id, new_key
+from services.edge.gate.records import KeyRecord
 from tests.edge.cluster import until
 from tests.edge.fakes import SECRET, FakeKeys
 
@@ -43,6 +45,12 @@ class Ring:
         except InvalidApiKey:
             return True
         return False
+
+    async def until_refused(self, text: str) -> None:
+        deadline = asyncio.get_running_loop().time() + 5
+        while not await self.refused(text):
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.005)
 
 
 async def test_a_key_is_looked_up_once() -> None:
@@ -86,10 +94,7 @@ async def test_a_revoked_key_is_refused_once_the_edge_has_looked() -> None:
     ring.keys.change(text, revoked=ring.clock.wall(), changed=1.0)
     task = asyncio.create_task(ring.ring.run())
     try:
-        deadline = asyncio.get_running_loop().time() + 5
-        while not await ring.refused(text):
-            assert asyncio.get_running_loop().time() < deadline
-            await asyncio.sleep(0.005)
+        await ring.until_refused(text)
     finally:
         task.cancel()
 
@@ -106,5 +111,29 @@ async def test_without_the_database_known_keys_go_on_and_unknown_ones_are_not_ca
         with pytest.raises(StoreUnavailable):
             await ring.ring.check(other)
         assert not task.done()
+    finally:
+        task.cancel()
+
+
+async def test_a_failure_nobody_foresaw_does_not_end_the_keeping_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a key revoked afterwards would be let in for ever."""
+    monkeypatch.setattr(keyring, "REFRESH_S", 0.01)
+    ring = Ring()
+    text = ring.keys.make()
+    await ring.ring.check(text)
+    failures = 0
+
+    async def fail(_when: float) -> list[KeyRecord]:
+        nonlocal failures
+        failures += 1
+        raise ValueError("a row that this version cannot read")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ring.keys, "changed_since", fail)
+        task = asyncio.create_task(ring.ring.run())
+        await until(lambda: failures > 1 or task.done())
+    try:
+        ring.keys.change(text, revoked=ring.clock.wall(), changed=1.0)
+        await ring.until_refused(text)
     finally:
         task.cancel()

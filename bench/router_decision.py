@@ -73,7 +73,7 @@ class Setting:
         return charges
 
     def note(self, job: Job, charges: list[Charge]) -> None:
-        """What a dispatcher does while workers answer, and their answers."""
+        """What a dispatcher does around asking, and the answers. Not timed, nor is hashing what no look-up wanted."""
         blocks = tuple(Prompt(job).chain(KV, 16))
         for charge in charges:
             self.index.expect(charge.process, blocks, self.view.now())

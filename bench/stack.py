@@ -67,7 +67,7 @@ def build_load(folder: Path) -> Path:
 
 
 def run_load(program: Path, port: int, bodies: Path, *, streams: int, requests: int, offset: int = 0) -> dict[str, Any]:
-    """One closed-loop run; what the generator printed. Raises CalledProcessError when a request failed."""
+    """One closed-loop run; what the generator printed. Raises as `load_result`."""
     return load_result(start_load(program, port, bodies, "-c", str(streams), "-n", str(requests), "-o", str(offset)))
 
 

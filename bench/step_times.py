@@ -67,7 +67,7 @@ def report(files: ModelFiles, config: LlamaConfig, settings: Settings, threads: 
     """A Markdown table: ms of each part, of a decode step and of prompt chunks."""
     profile = Profile(files, config, settings, threads)
     (whole,) = prompt_step().chunks
-    steps = {f"decode {rows}": (rows, decode_step(rows)) for rows in (1, 8, 32)}
+    steps = {f"decode {rows}": (rows, decode_step(rows)) for rows in (1, 8, 16, 32)}
     for size in (CHUNK, PROMPT):
         steps[f"prompt {size}"] = (size, Step((Chunk(whole.sequence, 0, size, samples=True),)))
     columns = {name: profile.parts(step, repeat) for name, (_, step) in steps.items()}

@@ -121,8 +121,10 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         await budgets.close()
     finally:
         text.close()
-        await database.close()
-        await bus.drain(_CANCEL_S)
+        try:
+            await database.close()
+        finally:
+            await bus.drain(_CANCEL_S)
 
 
 def _detached(

@@ -72,10 +72,10 @@ def _of_chunk(chunk: Chunk, eos_ids: frozenset[int]) -> Draws:
     alternatives = sequence.sampling.prompt_logprobs or 0
     if not chunk.samples:
         return Draws(scored=scored, alternatives=alternatives)
-    enders, history = tuple(sequence.enders(eos_ids)), _history(sequence)
+    history = _history(sequence)
 
     def draw(choice: int, index: int, constraint: Constraint | None) -> Draw:
-        banned = enders if index < sequence.sampling.min_tokens else ()
+        banned = tuple(sequence.enders(eos_ids)) if index < sequence.sampling.min_tokens else ()
         return Draw(sequence.sampling, choice, index, banned, history, constraint)
 
     first = sequence.generated

@@ -144,7 +144,7 @@ class EngineStats:
     """Measured by the engine. `queued`: runs not yet in a step; `queued_tokens`: their uncomputed tokens.
 
     `swapped`: runs whose KV waits outside the pool, which compute nothing.
-    `step_tokens`: prompt tokens of one step at the measured rate; a worker queues no more than that. `in_step_s`: how long the
+    `step_tokens`: see `Scheduler.prompt_budget`; a worker queues no more than that. `in_step_s`: how long the
     step in progress has taken so far, 0.0 while there is none. `backlog`: uncomputed prompt tokens of all runs, those begun too.
     """
 

@@ -76,7 +76,7 @@ class Scheduler(Protocol):
 
     @property
     def prompt_budget(self) -> int:
-        """Prompt tokens that one step takes now."""
+        """Prompt tokens that are worth queueing: those of one step, or the fewest that are read for alone."""
 
 
 class ChunkedScheduler:

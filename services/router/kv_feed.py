@@ -109,7 +109,6 @@ class KvFeed:
             oldest = snapshot.at if oldest is None else min(oldest, snapshot.at)
             page, pages = page + 1, snapshot.pages
         source.heard, late = oldest or 0, source.waiting
-        source.waiting = None
         for batch in late:
             if batch.first == source.heard + 1:
                 self._index.stored(process, batch.stored)
@@ -117,6 +116,7 @@ class KvFeed:
                 source.heard = batch.first
             elif batch.first > source.heard:
                 return False
+        source.waiting = None
         return True
 
     async def _page(self, process: str, page: int) -> KvSnapshot | None:

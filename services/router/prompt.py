@@ -1,7 +1,7 @@
 """A job's prompt as the prefix index wants it: the identities of its blocks, computed as far as somebody asks.
 
 Owns: the chain of one job under each `kv_compat`. Must not know: who has what. Most prompts are new after a few blocks, and a
-look-up stops there; so does the hashing, which is what a decision costs most.
+look-up stops there; so does the hashing. All of it is hashed once the job is placed, for what its worker will have.
 """
 
 from __future__ import annotations

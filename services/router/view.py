@@ -153,10 +153,8 @@ class View:
 
     def lose(self, charge: Charge) -> None:
         """Nobody answered. The worker may have taken it: only newer credits will tell."""
-        entry = self._entries.get(charge.process)
-        charge.version = entry.credits.version + 1 if entry else 0
-        self._judge(charge, ok=charge.slots + charge.blocks + charge.prefill_tokens < 0)
-        self._refresh(charge.process)
+        self._judge(charge, ok=False)
+        self._await_credits(charge)
 
     def undo(self, charge: Charge, *, ok: bool = True) -> None:
         """The worker was not asked, or never heard it; `ok`: that was not its fault."""
@@ -167,7 +165,7 @@ class View:
 
     def give_back(self, process: str, *, slots: int, blocks: int) -> None:
         """The worker was told to release what its credits hold for us; it counts as free until newer credits come."""
-        self.lose(self.charge(process, slots=-slots, blocks=-blocks))
+        self._await_credits(self.charge(process, slots=-slots, blocks=-blocks))
 
     # what is seen
 
@@ -199,6 +197,12 @@ class View:
     def workers(self, model: str) -> list[Worker]:
         """The same, one by one."""
         return [worker for pool in self.pools(model) for worker in pool.workers()]
+
+    def _await_credits(self, charge: Charge) -> None:
+        """It stands until credits newer than those we know."""
+        entry = self._entries.get(charge.process)
+        charge.version = entry.credits.version + 1 if entry else 0
+        self._refresh(charge.process)
 
     def _judge(self, charge: Charge, ok: bool) -> None:
         entry = self._entries.get(charge.process)

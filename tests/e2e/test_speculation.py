@@ -24,3 +24,6 @@ async def test_drafts_change_no_answer(scripted_stack: StartScripted) -> None:
         ].message.content
     async with operator(guessing) as op:
         await op.assert_clean()
+        told = (await op.metrics("decode")).splitlines()
+    accepted = [float(line.rpartition(" ")[2]) for line in told if line.startswith("headrace_spec_decode_accepted_tokens_total")]
+    assert sum(accepted) > 0, "no guess was right"

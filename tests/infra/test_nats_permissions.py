@@ -71,7 +71,6 @@ MAY_PUBLISH: dict[str, tuple[str, ...]] = {
         f"$JS.API.STREAM.MSG.GET.{JOBS_STREAM}",
         f"$JS.API.STREAM.MSG.DELETE.{JOBS_STREAM}",
         f"$JS.API.CONSUMER.DURABLE.CREATE.{JOBS_STREAM}.standard-3",
-        f"$JS.API.CONSUMER.INFO.{JOBS_STREAM}.standard-3",
         f"$JS.API.CONSUMER.MSG.NEXT.{JOBS_STREAM}.standard-3",
         f"$JS.ACK.{JOBS_STREAM}.standard-3.1.1.1.1700000000000000000.0",
     ),

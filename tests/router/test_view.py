@@ -165,6 +165,17 @@ def test_what_was_released_is_free_before_the_worker_says_so(view: View) -> None
     assert (only(view).decode_slots, only(view).kv_blocks) == (4, 100)
 
 
+def test_a_release_is_no_answer_that_a_breaker_counts(view: View, clock: ManualClock) -> None:
+    view.observe(state(1))
+    for _ in range(FAILURES):
+        view.lose(view.charge(D1, slots=1))
+    clock.advance(OPEN_S)
+    breaker = view._entries[D1].breaker
+    assert breaker.allowance == 1
+    view.give_back(D1, slots=1, blocks=0)
+    assert breaker.allowance == 1
+
+
 def test_a_placed_prompt_is_queued_until_the_state_says_so(view: View) -> None:
     view.observe(state(1))
     charge = view.charge(D1, prefill_tokens=100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
 
 import msgspec
@@ -44,11 +45,12 @@ def taking_over(r: Rig, job: Job, index: int = 0) -> Control:
 
 async def adopt(r: Rig, edge: EdgeDouble, control: Control) -> Digest:
     """What the owner answers, once it listens."""
-    while True:
-        try:
-            return await ask(edge.bus, r.subjects.attach(control.job), control, Digest, timeout=1.0)
-        except NoResponders:
-            continue
+    async with asyncio.timeout(5.0):
+        while True:
+            try:
+                return await ask(edge.bus, r.subjects.attach(control.job), control, Digest, timeout=1.0)
+            except NoResponders:
+                await asyncio.sleep(0.005)
 
 
 async def test_another_edge_takes_over_from_an_index() -> None:
@@ -87,9 +89,11 @@ async def test_in_a_handoff_both_sides_go_over() -> None:
         edge = await second_edge(r)
         await adopt(r, edge, taking_over(r, job))
         await until(lambda: edge.ended(run))
-        assert edge.tokens(run) == list(edge.tokens(run))
-        assert len(edge.tokens(run)) == 10
         assert r.edge.ended(run) is None
+        assert len(edge.tokens(run)) == 10
+        undisturbed, _ = await r.submit(detached(r, tokens=10))
+        await until(lambda: r.edge.ended(undisturbed))
+        assert edge.tokens(run) == r.edge.tokens(undisturbed)
 
 
 async def test_a_handoff_under_way_is_followed() -> None:

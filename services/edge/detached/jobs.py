@@ -141,7 +141,8 @@ class DetachedJobs:
     async def attach(self, job: str, tenant: str, first: Mapping[int, int] | None = None) -> DetachedReader:
         """Read the job from these token indexes on (by choice; 0 where none is given), now or later, here or anywhere.
 
-        Raises `NotFound` (also for another tenant's), `Gone`, `StoreUnavailable`, `InvalidRequest` for an index that cannot be.
+        Raises `NotFound` (also for another tenant's), `Gone`, `StoreUnavailable`, `InvalidRequest` for an index that cannot be;
+        `UnreadableMessage` for a job of a version that this process cannot read.
         """
         row = await self.find(job, tenant)
         if row.state is JobState.EXPIRED:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from schemas.job import pack_ids
@@ -30,7 +29,7 @@ class Kept:
         chunks = tuple(chunk for index in range(len(job.choices)) if (chunk := self._chunk(index)) is not None)
         return Checkpoint(job.id, facts, chunks, self._end(), release)
 
-    def saved(self, checkpoint: Checkpoint, valid_until: float = math.inf) -> None:
+    def saved(self, checkpoint: Checkpoint, valid_until: float) -> None:
         """The database has it."""
         self.valid_until = valid_until
         for chunk in checkpoint.chunks:

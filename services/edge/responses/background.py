@@ -13,18 +13,18 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
-from schemas.errors import Gone, HeadraceError, NotFound, StoreUnavailable
+from schemas.errors import Gone, HeadraceError, InternalError, NotFound, StoreUnavailable, UnreadableMessage
 from services.edge.api.measure import Measure
 from services.edge.api.served import Served
 from services.edge.gate.meter import Reservation
 from services.edge.jobs.draft import Draft
 from services.edge.jobs.handle import JobCancelled
-from services.edge.responses.objects import Object, cancelled, failed
+from services.edge.responses.objects import RUNNING, Object, cancelled, failed
 from services.edge.responses.onebyone import OneByOne, Reader
 from services.edge.responses.prepare import Prepared, begin
 from services.edge.responses.request import ResponsesRequest, read_tools_of
 from services.edge.responses.telling import Reading
-from services.edge.responses.transcript import Transcript
+from services.edge.responses.transcript import UNTOLD, Transcript
 from services.edge.store.records import JobState, StoredJob
 from services.edge.store.responses import PREFIX, Json, SqlResponseStore, StoredResponse
 from services.telemetry.logs import fields
@@ -72,22 +72,19 @@ class Background:
         measure: Measure,
     ) -> StoredResponse:
         """`make` makes the response's object of its id. Raises the `HeadraceError` that refused it: nothing is left of it."""
-        try:
+        with reservation.undone_on_failure():
             job = await self._detached.submit(prepared.draft, tenant)
             stored = StoredResponse(make(PREFIX + job), items, running=True)
             await self._add(tenant, job, stored)
-        except BaseException:
-            reservation.undo()
-            raise
         self._following[stored.id] = asyncio.create_task(self._follow(stored, tenant, reservation, measure))
         return stored
 
     async def read(self, stored: StoredResponse, tenant: str, after: int = -1) -> Reading:
-        """From the event after number `after` on. Raises `NotFound`, `Gone`, `StoreUnavailable`."""
+        """From the event after number `after` on. Raises `NotFound`, `Gone`, `StoreUnavailable`, `UnreadableMessage`."""
         return self._reading(stored, tenant, await self._detached.attach(_job(stored), tenant), after)
 
     async def refresh(self, stored: StoredResponse, tenant: str) -> Object:
-        """How it stands now. Raises `StoreUnavailable`."""
+        """How it stands now. Raises `StoreUnavailable`, `UnreadableMessage`."""
         if not stored.running:
             return stored.object
         try:
@@ -95,13 +92,13 @@ class Background:
         except NotFound as error:
             return await self._keep(tenant, failed(stored.object, (), error))
         if job.state is not JobState.RUNNING:
-            return await self._settle(stored, tenant)
+            return await self._settle(stored, tenant, job.state)
         return {**stored.object, "status": "in_progress" if job.facts.owned else "queued"}
 
     async def cancel(self, stored: StoredResponse, tenant: str) -> Object:
-        """Raises `StoreUnavailable`."""
+        """Raises `StoreUnavailable`, `UnreadableMessage`."""
         response = await self.refresh(stored, tenant)
-        if response["status"] not in ("queued", "in_progress"):
+        if response["status"] not in RUNNING:
             return response
         with suppress(NotFound):  # as good as cancelled
             await self._detached.cancel(_job(stored), tenant)
@@ -125,13 +122,20 @@ class Background:
             except StoreUnavailable as error:
                 self._served.metrics.store_failures.add(1, {"operation": "responses"})
                 _log.debug("responses not looked after: %s", error)
+            except Exception:
+                _log.exception("responses were not looked after; it is tried again")
 
     async def look(self) -> None:
-        """Bring to its end what has no reader here. Raises `StoreUnavailable`."""
+        """Bring to its end what has no reader here; one that cannot be holds up no other. Raises `StoreUnavailable`."""
         for name, tenant in await self._store.left(_MOST):
             stored = None if name in self._following else await self._store.get(name, tenant)
-            if stored is not None:
+            if stored is None:
+                continue
+            try:
                 await self.refresh(stored, tenant)
+            except HeadraceError as error:
+                self._served.metrics.store_failures.add(1, {"operation": "responses"})
+                _log.info("a response is left for later", extra=fields(response=name, error=error.message))
 
     async def close(self) -> None:
         """Other edges will see to what runs."""
@@ -151,7 +155,7 @@ class Background:
         reading = None
         try:
             reader = await self._detached.attach(_job(stored), tenant)
-            reading = self._reading(stored, tenant, reader)
+            reading = self._reading(stored, tenant, reader, UNTOLD)
             end = await self._to_end(reading)
             measure.finished(str(end["status"]))
             if reading.answer.done and not reader.done:  # after the only call that was allowed
@@ -180,13 +184,17 @@ class Background:
         response |= {"completed_at": None, "error": None, "incomplete_details": None}
         return Reading(response, answer, Transcript(reader.id, after), partial(self._keep, tenant), self._served.clock)
 
-    async def _settle(self, stored: StoredResponse, tenant: str) -> Object:
-        """Its job has ended. Raises `StoreUnavailable`."""
+    async def _settle(self, stored: StoredResponse, tenant: str, state: JobState) -> Object:
+        """Its job has ended in `state`. Raises `StoreUnavailable`; `UnreadableMessage` when only another version can read it."""
         try:
             async with asyncio.timeout(_SETTLE_S):
-                return await self._to_end(await self.read(stored, tenant))
+                return await self._to_end(await self.read(stored, tenant, UNTOLD))
         except (Gone, NotFound) as error:
             return await self._keep(tenant, failed(stored.object, (), error))
+        except UnreadableMessage:
+            if state is not JobState.FAILED:
+                raise
+            return await self._keep(tenant, failed(stored.object, (), InternalError("Internal error.")))
         except TimeoutError:
             raise StoreUnavailable("The response could not be read in time.", retry_after=1.0) from None
 

@@ -22,7 +22,7 @@ from services.edge.responses.objects import Object, begun
 from services.edge.responses.prepare import Prepared, begin, prepare
 from services.edge.responses.request import ResponsesRequest
 from services.edge.responses.telling import Reading, StreamedResponse, WholeResponse
-from services.edge.responses.transcript import Transcript
+from services.edge.responses.transcript import UNTOLD, Transcript
 from services.edge.store.conversations import SqlConversationStore
 from services.edge.store.responses import PREFIX, SqlResponseStore, StoredResponse
 from services.telemetry.metrics import Metrics
@@ -57,7 +57,8 @@ class Responses:
         with reservation.undone_on_failure():
             answer = begin(served, prepared)
         response = begun(PREFIX + answer.id, int(served.clock.wall()), asked, prepared.draft.sampling)
-        reading = Reading(response, answer, Transcript(answer.id), partial(self._keep, caller.tenant.name, items), served.clock)
+        transcript = Transcript(answer.id) if asked.stream else Transcript(answer.id, UNTOLD)
+        reading = Reading(response, answer, transcript, partial(self._keep, caller.tenant.name, items), served.clock)
         kind = StreamedResponse if asked.stream else WholeResponse
         return kind(reading, reservation, request.state.request_id, self._pace, measure)
 

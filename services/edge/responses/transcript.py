@@ -18,6 +18,9 @@ from services.edge.responses.objects import Object
 
 _ENDS = {"completed": "response.completed", "failed": "response.failed"}
 
+UNTOLD = 2**63
+"""As `after`: only the output is wanted, and no event is written."""
+
 
 class Transcript:
     """`name` makes the ids of items. Events up to the number `after` are numbered, and not written."""

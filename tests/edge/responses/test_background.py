@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import JobFailed, Overloaded, StoreUnavailable
+from schemas.errors import JobFailed, Overloaded, StoreUnavailable, UnreadableMessage
 from services.edge.gate.limits import Limits
 from services.edge.store.database import Database
 from services.edge.store.records import JobState
@@ -146,6 +146,31 @@ async def test_a_job_whose_tokens_are_gone_has_failed(api: ResponsesApi) -> None
     await api.background.close()
     api.detached.jobs.clear()
     assert (await stands(api, name, "failed"))["output"] == []
+
+
+async def test_one_that_cannot_be_read_holds_up_no_other(api: ResponsesApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither requests that this version cannot read, nor one whose row does not come; what ended well is left to who can."""
+    api.detached.default = waits()
+    buried, newer, away, good = [(await api.respond(background=True)).json()["id"] for _ in range(4)]
+    await api.background.close()
+    for job in api.detached.jobs.values():
+        job.script, job.state = says("hello"), JobState.FINISHED
+    api.detached.jobs[buried.removeprefix("resp_")].state = JobState.FAILED
+    unreadable = UnreadableMessage("No such version.")
+    attach, wrong = api.detached.attach, {buried: unreadable, newer: unreadable, away: StoreUnavailable("Away.")}
+
+    async def some(job: str, tenant: str) -> Any:
+        if (error := wrong.get(f"resp_{job}")) is not None:
+            raise error
+        return await attach(job, tenant)
+
+    monkeypatch.setattr(api.detached, "attach", some)
+    await api.background.look()
+    assert (await stands(api, good, "completed"))["output"][0]["content"][0]["text"] == "hello"
+    assert (await stands(api, buried, "failed"))["error"] == {"code": "server_error", "message": "Internal error."}
+    wrong.clear()
+    for name in (newer, away):
+        await stands(api, name, "completed")
 
 
 @pytest.mark.parametrize("background", [True, False])

@@ -71,7 +71,7 @@ HR_PUBLIC const char *hr_isa(void);
 HR_PUBLIC int32_t hr_fused(void); /* whether a multiply-add rounds once; machines that differ in this differ in bits */
 
 enum hr_part { HR_EMBED, HR_NORMS, HR_QKV, HR_PLACE, HR_ATTENTION, HR_OUTPUT, HR_GATE_UP, HR_DOWN, HR_HEAD, HR_PARTS };
-#ifdef HR_PROFILE /* a build for bench/profile.py */
+#ifdef HR_PROFILE /* a build for bench/step_times.py */
 HR_PUBLIC const double *hr_profile(const hr_engine *engine); /* seconds of all steps so far [HR_PARTS] */
 #endif
 

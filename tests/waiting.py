@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+PATIENCE_S = 15.0
+"""For anything that must happen. A machine that others share may let a process stand still for seconds; no test is about that."""
 
-async def until(condition: Callable[[], object], timeout: float = 5.0, what: str = "") -> None:
+
+async def until(condition: Callable[[], object], timeout: float = PATIENCE_S, what: str = "") -> None:
     """Returns when `condition()` is true. Raises AssertionError after `timeout` seconds."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout

@@ -48,7 +48,7 @@ from services.worker.hearing import hear
 from services.worker.upkeep import keep_up
 from services.worker.worker import Worker
 from tests.text.tiny import tiny_tokenizer_json
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 __all__ = ["Rig", "rig", "until"]
 
@@ -168,7 +168,7 @@ class Rig:
 
     async def reserve(self, run: int, blocks: int) -> LeaseAnswer:
         lease = Lease(process="r1", items=(LeaseItem(run=run, verb=LeaseVerb.RESERVE, blocks=blocks),))
-        return await ask(self.router, self.subjects.decode_lease(self.decode.bus.process), lease, LeaseAnswer, timeout=1.0)
+        return await ask(self.router, self.subjects.decode_lease(self.decode.bus.process), lease, LeaseAnswer, timeout=PATIENCE_S)
 
     async def submit(
         self, job: Job, *, reserve: bool = True, run: int = 0, fetch: CachedBlocks | None = None
@@ -180,12 +180,12 @@ class Rig:
             assert answer.results[0].ok, answer.results[0].reason
         placement = Placement(run=run, job=job, decode=self.decode.bus.process, fetch=fetch)
         subject = self.subjects.prefill_submit(self.prefill.bus.process)
-        return run, await ask(self.router, subject, placement, WorkerAnswer, timeout=1.0)
+        return run, await ask(self.router, subject, placement, WorkerAnswer, timeout=PATIENCE_S)
 
     async def submit_locally(self, job: Job) -> tuple[int, object]:
         run = run_id(_random)
         subject = self.subjects.decode_submit(self.decode.bus.process)
-        return run, await ask(self.router, subject, Placement(run=run, job=job), WorkerAnswer, timeout=1.0)
+        return run, await ask(self.router, subject, Placement(run=run, job=job), WorkerAnswer, timeout=PATIENCE_S)
 
     def clean(self) -> bool:
         """Nothing but the prefix caches keeps a block, and no run is left."""

@@ -7,22 +7,19 @@ printed once, by the command that makes it.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
 
-from schemas.errors import StoreUnavailable
 from services.cli.failure import CommandError
+from services.cli.key_store import with_keys
 from services.edge.gate.keys import new_key
 from services.edge.gate.limits import Limits
 from services.edge.gate.records import KeyRecord
-from services.edge.store.database import Database, database_url
 from services.edge.store.keys import SqlKeyStore
-from services.edge.store.migrate import migrate
 from services.edge.tenant import server_secret
 from services.settings import Settings
 
@@ -47,7 +44,8 @@ def create(arguments: argparse.Namespace, settings: Settings) -> int:
         )
         print(made.text)
 
-    return _run(settings, work)
+    with_keys(settings, work)
+    return 0
 
 
 def show(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -57,7 +55,8 @@ def show(arguments: argparse.Namespace, settings: Settings) -> int:
         columns = ("id", "tenant", "tier", "models", "limits", "state", "created", "name")
         _print_table([columns, *map(_row, await keys.all(arguments.tenant))])
 
-    return _run(settings, work)
+    with_keys(settings, work)
+    return 0
 
 
 def revoke(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -67,7 +66,8 @@ def revoke(arguments: argparse.Namespace, settings: Settings) -> int:
         if await keys.end(arguments.id) is None:
             raise CommandError(f"there is no key {arguments.id}")
 
-    return _run(settings, work)
+    with_keys(settings, work)
+    return 0
 
 
 def rotate(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -93,7 +93,8 @@ def rotate(arguments: argparse.Namespace, settings: Settings) -> int:
         await keys.end(old.id, arguments.grace)
         print(made.text)
 
-    return _run(settings, work)
+    with_keys(settings, work)
+    return 0
 
 
 def limit_tenant(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -103,7 +104,8 @@ def limit_tenant(arguments: argparse.Namespace, settings: Settings) -> int:
     async def work(keys: SqlKeyStore) -> None:
         await keys.limit_tenant(tenant, limits)
 
-    return _run(settings, work)
+    with_keys(settings, work)
+    return 0
 
 
 def show_tenants(_: argparse.Namespace, settings: Settings) -> int:
@@ -113,7 +115,8 @@ def show_tenants(_: argparse.Namespace, settings: Settings) -> int:
         rows = [(tenant, _spell(limits)) for tenant, limits in (await keys.tenant_limits()).items()]
         _print_table([("tenant", "limits"), *rows])
 
-    return _run(settings, work)
+    with_keys(settings, work)
+    return 0
 
 
 def _tenant(name: str) -> str:
@@ -158,19 +161,3 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _run(settings: Settings, work: Callable[[SqlKeyStore], Awaitable[None]]) -> int:
-    async def whole() -> None:
-        database = Database(database_url(settings.edge.database_url, settings.home_dir))
-        try:
-            await migrate(database)
-            await work(SqlKeyStore(database))
-        finally:
-            await database.close()
-
-    try:
-        asyncio.run(whole())
-    except StoreUnavailable as error:
-        raise CommandError(f"{error.message} (edge.database_url)") from None
-    return 0

@@ -7,11 +7,10 @@ import platform
 
 from schemas.state import Role
 from schemas.subjects import WORKERS_BUCKET, Subjects
-from services.bus.dialect import Dialect
 from services.bus.jetstream import JetStream
 from services.bus.kv_registry import KvRegistry
 from services.bus.micro import Service
-from services.bus.nats_bus import Credentials, connect
+from services.bus.service_connection import connect_service
 from services.bus.typed import Refusals
 from services.clock import SystemClock
 from services.decode.decode import Decode
@@ -35,17 +34,7 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
     files = ModelStore(settings.home_dir).open(settings.model, weights=settings.worker.engine != "scripted")
     engine = build_engine(files, settings, clock)
     nats = settings.nats
-    login = Credentials(nats.user, nats.password) if nats.user else None
-    dialect = Dialect(settings.schema_version, clock)
-    bus = await connect(
-        nats.servers,
-        process=process,
-        role=role,
-        credentials=login,
-        timeout=nats.connect_timeout_s,
-        metrics=metrics,
-        dialect=dialect,
-    )
+    bus = await connect_service(settings, process, role, clock, metrics)
     worker = Worker(bus, Subjects(nats.prefix), engine, role, clock, metrics, platform.node())
     server = SocketTransferServer(engine.pool, clock=clock)
     phases: list[Phase] = []

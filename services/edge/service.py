@@ -9,11 +9,11 @@ from random import Random, SystemRandom
 
 from schemas.subjects import QUARANTINE_BUCKET, Subjects
 from services.bus.counters import Counters
-from services.bus.dialect import Dialect
 from services.bus.jetstream import JetStream
 from services.bus.jetstream_queue import JetStreamWorkQueue
 from services.bus.kv_registry import KvRegistry
-from services.bus.nats_bus import Credentials, NatsBus, connect
+from services.bus.nats_bus import NatsBus
+from services.bus.service_connection import connect_service
 from services.clock import Clock, SystemClock
 from services.edge.admin import admin_service
 from services.edge.api.app import create_app
@@ -63,17 +63,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
     secret = server_secret(settings.home_dir)
     whose, quarantine = partial(tenant, secret), Quarantine(clock, secret)
     database = Database(database_url(edge.database_url, settings.home_dir))
-    credentials = Credentials(nats.user, nats.password) if nats.user else None
-    bus = await connect(
-        nats.servers,
-        process,
-        "edge",
-        credentials=credentials,
-        timeout=nats.connect_timeout_s,
-        clock=clock,
-        metrics=metrics,
-        dialect=Dialect(settings.schema_version, clock),
-    )
+    bus = await connect_service(settings, process, "edge", clock, metrics)
     try:
         subjects = Subjects(nats.prefix)
         js = JetStream(bus, replicas=nats.replicas)

@@ -9,14 +9,14 @@ from random import SystemRandom
 
 from schemas.errors import BusUnavailable
 from schemas.subjects import Subjects
-from services.bus.dialect import Dialect
 from services.bus.drain_verbs import drain_verbs
 from services.bus.interface import Msg
 from services.bus.jetstream import JetStream
 from services.bus.jetstream_queue import JetStreamWorkQueue
 from services.bus.micro import Service
 from services.bus.micro_endpoint import ServiceHandler
-from services.bus.nats_bus import Credentials, NatsBus, connect
+from services.bus.nats_bus import NatsBus
+from services.bus.service_connection import connect_service
 from services.bus.typed import Refusals
 from services.clock import SystemClock
 from services.router.explain import Explanation
@@ -35,18 +35,8 @@ _log = logging.getLogger(__name__)
 async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
     """Route until `stop` is set. Raises `BusUnavailable` when NATS cannot be reached at the start."""
     nats = settings.nats
-    credentials = Credentials(nats.user, nats.password) if nats.user else None
     clock, random, metrics = SystemClock(), SystemRandom(), Metrics.collecting(process)
-    dialect = Dialect(settings.schema_version, clock)
-    bus = await connect(
-        nats.servers,
-        process,
-        "router",
-        credentials=credentials,
-        timeout=nats.connect_timeout_s,
-        metrics=metrics,
-        dialect=dialect,
-    )
+    bus = await connect_service(settings, process, "router", clock, metrics)
     lag = asyncio.create_task(record_loop_lag(metrics, clock.monotonic))
     try:
         queue = JetStreamWorkQueue(JetStream(bus, replicas=nats.replicas), Subjects(nats.prefix))

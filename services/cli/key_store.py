@@ -1,0 +1,33 @@
+"""The edges' key store, for one command: opened, brought up to date, closed. What goes wrong with it is one line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from schemas.errors import StoreUnavailable
+from services.cli.failure import CommandError
+from services.edge.store.database import Database, database_url
+from services.edge.store.keys import SqlKeyStore
+from services.edge.store.migrate import migrate
+from services.settings import Settings
+
+T = TypeVar("T")
+
+
+def with_keys(settings: Settings, work: Callable[[SqlKeyStore], Awaitable[T]]) -> T:
+    """What `work` returns. Raises `CommandError` when the database cannot be used."""
+
+    async def whole() -> T:
+        database = Database(database_url(settings.edge.database_url, settings.home_dir))
+        try:
+            await migrate(database)
+            return await work(SqlKeyStore(database))
+        finally:
+            await database.close()
+
+    try:
+        return asyncio.run(whole())
+    except StoreUnavailable as error:
+        raise CommandError(f"{error.message} (edge.database_url)") from None

@@ -140,6 +140,14 @@ class Quarantined(HeadraceError):
     code = "request_quarantined"
 
 
+class Cancelled(HeadraceError):
+    """An operator ended it. Clients do not send it again by themselves, as they do after a 5xx."""
+
+    status = 499
+    type = "cancelled"
+    code = "cancelled"
+
+
 class ModelChanged(HeadraceError):
     """No worker holds the weights with which a resumed job began."""
 

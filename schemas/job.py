@@ -101,7 +101,8 @@ class Choice(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 class Job(Message, frozen=True, omit_defaults=True, kw_only=True):
     """See design section 3. `prompt` is u32 little-endian; `lane` is the keyed hash of the tenant mod 16; `salt` keys the
-    tenant's prefix cache; `deaths` counts proven deaths of processes that owned this job; `weights` is set on a resume."""
+    tenant's prefix cache; `deaths` counts proven deaths of processes that owned this job; `weights` is set on a resume.
+    `explain`: its caller wants to know why it is placed as it is."""
 
     job: str
     attempt: int
@@ -121,6 +122,7 @@ class Job(Message, frozen=True, omit_defaults=True, kw_only=True):
     resume: bool = False
     deaths: int = 0
     weights: str = ""
+    explain: bool = False
     trace: dict[str, str] = {}
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from schemas.checks import require, require_process
 from schemas.codec import Message
+from schemas.explanation import Explanation
 from schemas.job import Job
 from schemas.state import Credits
 
@@ -15,12 +16,16 @@ MAX_LEASE_ITEMS = 4096
 
 
 class Accepted(Message, frozen=True, omit_defaults=True, kw_only=True, tag="accepted"):
-    """Edge's answer: the run that was placed, and where. `prefill` is empty when decode prefills locally."""
+    """Edge's answer: the run that was placed, and where. `prefill` is empty when decode prefills locally.
+
+    `explanation`: of this and the other answers, when `Job.explain` asked for it.
+    """
 
     run: int
     prefill: str
     decode: str
     router: str
+    explanation: Explanation | None = None
 
 
 class Queue(Message, frozen=True, omit_defaults=True, kw_only=True, tag="queue"):
@@ -28,6 +33,7 @@ class Queue(Message, frozen=True, omit_defaults=True, kw_only=True, tag="queue")
 
     router: str
     reason: str = "no_credit"
+    explanation: Explanation | None = None
 
 
 class Refused(Message, frozen=True, omit_defaults=True, kw_only=True, tag="refused"):
@@ -36,6 +42,7 @@ class Refused(Message, frozen=True, omit_defaults=True, kw_only=True, tag="refus
     code: str
     reason: str
     retry_after: float | None = None
+    explanation: Explanation | None = None
 
 
 SubmitAnswer = Accepted | Queue | Refused

@@ -77,6 +77,8 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 OWNED = "owned"
+BY_OPERATOR = "operator"
+"""Reason of a CANCELLED that nobody resumes: the client is told. From a router it names a job, and no attempt (0) or run (0)."""
 
 
 class Frames(Message, frozen=True, omit_defaults=True, kw_only=True, tag="frames"):

@@ -17,7 +17,7 @@ from bench.routing_world.job import SimJob
 from bench.routing_world.prefill import PrefillWorker
 from schemas.job import LANES, Tier
 from schemas.state import Role
-from services.router.admission import Left, TurnedAway, late, presses, too_late
+from services.router.admission import Left, TurnedAway, at_worker, late
 from services.router.gate import Gate
 from services.router.lanes import Tiers, charge, next_turn, note, rank
 from services.router.placement import Local, NoCredit, Pair, place
@@ -146,11 +146,11 @@ class Ours:
         assert decision.why is not None
         left = Left(first_token_s=self.cluster.limits.first_token(decision.uncached) - waited)
         if self._tier_of is not None:
-            away = too_late(decision.why, left)
-            if away is not None:
-                self.turned_away(job, away)
+            said = at_worker(self.tier(job), decision.why, left)
+            if isinstance(said, TurnedAway):
+                self.turned_away(job, said)
                 return True
-            if late(decision.why, left) or presses(self.tier(job), decision.why):
+            if said is not None:
                 return False
         elif self._refuse and decision.why.ttft_s > left.first_token_s:
             job.refused = True

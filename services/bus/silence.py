@@ -6,6 +6,7 @@ One peer that falls silent is probably dead; several at once are probably behind
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Protocol
 
 SILENT_S = 3.0
 """Silence that ends a lease, while our own connection is steady."""
@@ -14,6 +15,12 @@ BUS_S = 10.0
 QUIET_S = 0.4
 """Who spoke since is not away, whatever its connection did: workers speak every 250 ms, routers every 100 ms."""
 TOGETHER_S = 1.0
+
+
+class Line(Protocol):
+    """The part of a bus that says whether silence means anything."""
+
+    def steady_for(self) -> float: ...
 
 
 def patience(last: float, heard: Collection[float], now: float) -> float:

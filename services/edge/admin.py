@@ -1,18 +1,22 @@
-"""What operators ask of an edge: `hr.admin.edge.<id>.status|metrics|drain|undrain`."""
+"""What operators ask of an edge: `hr.admin.edge.<id>.status|metrics|drain|undrain|jobs|cancel|quarantine`."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 
+from schemas.admin import QuarantinePage, QuarantineQuestion
 from schemas.subjects import Subjects
 from services.bus.drain_verbs import drain_verbs
 from services.bus.interface import Msg
+from services.bus.job_verbs import job_verbs, read
 from services.bus.micro import Service
 from services.bus.micro_endpoint import ServiceHandler
 from services.bus.nats_bus import NatsBus
 from services.edge.api.gate import Traffic
 from services.edge.detached.jobs import DetachedJobs
 from services.edge.jobs.supervisor import Supervisor
+from services.edge.quarantine_bucket import QuarantineBucket
 from services.edge.status import Status, status
 from services.settings import Settings
 from services.telemetry.metrics import Metrics
@@ -23,6 +27,7 @@ def admin_service(
     traffic: Traffic,
     jobs: Supervisor,
     detached: DetachedJobs,
+    refused: QuarantineBucket,
     settings: Settings,
     metrics: Metrics,
     stop: asyncio.Event,
@@ -37,8 +42,26 @@ def admin_service(
     async def say_metrics(_: Msg) -> bytes:
         return metrics.prometheus_text()
 
+    async def quarantine(msg: Msg) -> QuarantinePage:
+        asked = read(msg.data, QuarantineQuestion)
+        cleared = await refused.clear(asked.clear) if asked.clear else []
+        return _page(refused.held(), cleared, asked)
+
     service = Service(bus, "headrace-edge", "0.1.0", "Headrace edge: HTTP in, jobs out", {"model": settings.model})
-    verbs: dict[str, ServiceHandler] = {"status": say_status, "metrics": say_metrics, **drain_verbs(set_draining, stop)}
+    verbs: dict[str, ServiceHandler] = {
+        "status": say_status,
+        "metrics": say_metrics,
+        "quarantine": quarantine,
+        **job_verbs(bus.process, jobs.held.jobs, jobs.held.cancel),
+        **drain_verbs(set_draining, stop),
+    }
     for verb, handler in verbs.items():
         service.endpoint(verb, Subjects(settings.nats.prefix).admin("edge", bus.process, verb), handler)
     return service
+
+
+def _page(held: dict[str, float], cleared: list[str], asked: QuarantineQuestion) -> QuarantinePage:
+    rest = heapq.nsmallest(asked.limit + 1, (key for key in held if key > asked.after))
+    shown = {key: round(held[key], 1) for key in rest[: asked.limit]}
+    more = max(shown) if len(rest) > len(shown) else ""
+    return QuarantinePage(held=shown, total=len(held), cleared=cleared, next=more)

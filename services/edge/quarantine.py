@@ -48,5 +48,10 @@ class Quarantine:
         """An operator said so."""
         self._until.pop(key, None)
 
+    def held(self) -> dict[str, float]:
+        """Hashes that are refused, with the seconds left."""
+        now = self._clock.monotonic()
+        return {key: until - now for key, until in self._until.items() if until > now}
+
     def __contains__(self, draft: Draft) -> bool:
         return bool(self._until) and self._until.get(self.key(draft), 0.0) > self._clock.monotonic()

@@ -1,7 +1,8 @@
 """Bucket `HR_QUARANTINE`: how edges tell one another which requests are refused, and how an operator sees and lifts that.
 
-`nats kv ls HR_QUARANTINE` lists the hashes, `nats kv purge HR_QUARANTINE <hash>` lifts one. Owns what has not been written yet.
-Invariant: JetStream that is down costs the others the news for as long, never this edge its own memory.
+`nats kv ls HR_QUARANTINE` lists the hashes, `nats kv purge HR_QUARANTINE <hash>` lifts one; any edge's `quarantine` verb does the
+same. Owns what has not been written yet. Invariant: JetStream that is down costs the others the news for as long, never this edge
+its own memory.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 
 import msgspec
 
-from schemas.errors import BusUnavailable, UnreadableMessage
+from schemas.errors import BusUnavailable, NotFound, UnreadableMessage
 from services.bus.interface import Bus
 from services.bus.kv_registry import KvRegistry
 from services.clock import Clock
@@ -38,6 +39,8 @@ class QuarantineBucket:
         self._clock = clock
         self._unwritten: dict[str, float] = {}
         self._wake = asyncio.Event()
+        self._turn = asyncio.Lock()
+        """What is lifted while the bucket is read or written would come back."""
         quarantine.on_added = self._added
 
     async def open(self) -> None:
@@ -50,11 +53,12 @@ class QuarantineBucket:
         while True:
             now = self._clock.monotonic()
             try:
-                if read_at is None or now - read_at > self._bus.steady_for():
-                    await self._registry.ensure()  # a put cannot tell that it is gone: we hear it ourselves
-                    await self._read_all()
-                    read_at = now
-                await self._write()
+                async with self._turn:
+                    if read_at is None or now - read_at > self._bus.steady_for():
+                        await self._registry.ensure()  # a put cannot tell that it is gone: we hear it ourselves
+                        await self._read_all()
+                        read_at = now
+                    await self._write()
             except BusUnavailable as error:
                 read_at = None
                 _log.debug("the quarantine bucket cannot be reached: %s", error)
@@ -64,6 +68,23 @@ class QuarantineBucket:
                     await self._wake.wait()
             except TimeoutError:
                 continue
+
+    def held(self) -> dict[str, float]:
+        """Hashes that are refused, as far as this edge knows, with the seconds left."""
+        return self._quarantine.held()
+
+    async def clear(self, which: str) -> list[str]:
+        """Lift one hash, or "all", here and at every edge; which were. Raises `NotFound`; `BusUnavailable`: some are left."""
+        held = sorted(self.held())
+        if which != "all" and which not in held:
+            raise NotFound(f"{which[:64]!r} is not refused.")
+        keys = held if which == "all" else [which]
+        async with self._turn:
+            for key in keys:
+                await self._registry.remove(key)
+                self._unwritten.pop(key, None)
+                self._quarantine.lift(key)
+        return keys
 
     def _added(self, key: str) -> None:
         self._unwritten[key] = self._clock.wall() + TTL_S

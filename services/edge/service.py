@@ -91,7 +91,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         background = add_responses(app, served, detached, database)
         beside.append(asyncio.create_task(background.run()))
         server = HttpServer(app, edge.host, edge.port)
-        admin = admin_service(bus, traffic, jobs, detached, settings, metrics, stop)
+        admin = admin_service(bus, traffic, jobs, detached, shared, settings, metrics, stop)
         await admin.start()
         over_nats = NatsChat(bus, subjects, served, traffic, whose, random)
         chat = chat_service(bus, subjects, over_nats, edge.max_nats_requests, {"model": settings.model})

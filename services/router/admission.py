@@ -79,6 +79,13 @@ class TurnedAway:
     retry_after: float
 
 
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """It waits in the queue."""
+
+    reason: str
+
+
 def judge(tier: Tier, line: Line, left: Left) -> TurnedAway | None:
     """None: it may join the line. Its lane should stay closed to its tier for `retry_after`, so that the promise is kept."""
     most = BOUNDS[tier].wait * min(left.queue_s, left.first_token_s)
@@ -101,17 +108,20 @@ def late(why: Why, left: Left) -> bool:
     return why.ttft_s > left.first_token_s and why.wait_s > AT_ONCE_S
 
 
-def too_late(why: Why, left: Left) -> TurnedAway | None:
-    """A job with a worker chosen for it whose first token would be late there, and now at any worker."""
-    if not late(why, left) or why.ttft_s - why.wait_s <= left.first_token_s:
-        return None
-    reason = "No worker can begin this request in time."
-    return TurnedAway(Unavailable.code or "", reason, within_bounds(why.ttft_s - left.first_token_s))
+def at_worker(tier: Tier, why: Why, left: Left) -> TurnedAway | Stays | None:
+    """What becomes of new work for which a worker was chosen. None: the worker is asked.
 
-
-def presses(tier: Tier, why: Why) -> bool:
-    """KV pressure: what room decode has left is for higher tiers."""
-    return why.kv > BOUNDS[tier].kv and why.busy
+    One whose first token would be late there waits for another worker, and is turned away once even an idle one would be late.
+    KV pressure: what room decode has left is for higher tiers.
+    """
+    if late(why, left):
+        if why.ttft_s - why.wait_s <= left.first_token_s:
+            return Stays("late")
+        reason = "No worker can begin this request in time."
+        return TurnedAway(Unavailable.code or "", reason, within_bounds(why.ttft_s - left.first_token_s))
+    if why.kv > BOUNDS[tier].kv and why.busy:
+        return Stays("kv_pressure")
+    return None
 
 
 def within_bounds(seconds: float) -> float:

@@ -8,19 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
-from services.bus.silence import SILENT_S, TOGETHER_S
+from services.bus.silence import SILENT_S, TOGETHER_S, Line
 from services.clock import Clock
 
 BACK_S = 0.5
 """How long a process may take to connect again; clients try every 100 ms."""
-
-
-class Line(Protocol):
-    """The part of the bus that says whether our own connection can be trusted."""
-
-    def steady_for(self) -> float: ...
 
 
 class Disconnects:

@@ -17,9 +17,7 @@ from schemas.codec import Message
 from schemas.errors import (
     BusError,
     Disconnected,
-    HeadraceError,
     MessageTooLarge,
-    ModelLoading,
     NoResponders,
     Unavailable,
     UnreadableMessage,
@@ -37,15 +35,16 @@ from schemas.placement import (
     Queue,
     Refuse,
     Refused,
+    SubmitAnswer,
     WorkerAnswer,
 )
 from schemas.subjects import Subjects
 from services.bus.interface import Bus
 from services.bus.typed import ask, send
-from services.router.admission import Left, late, presses, too_late
+from services.router.admission import Left, Stays
 from services.router.cancelled import CancelledJobs
-from services.router.entry import refused
-from services.router.placement import Impossible, Local, NoCredit, Pair, Why, place
+from services.router.choice import choose, refusal
+from services.router.placement import Local, Pair, Why
 from services.router.placement_request import Request
 from services.router.placement_workers import Pool
 from services.router.prefix_index import PrefixIndex
@@ -55,23 +54,29 @@ from services.router.view import Charge, View
 UNHURRIED = Left()
 ASK_S = 0.1
 """One worker's share of the budget: a silent one leaves time for the next best."""
+NO_ANSWER = "no_answer"
 OWN_ERRORS = frozenset({"internal_error", "job_failed", "refused"})
 """Refusals that say that something is wrong with a worker, not that it is full."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A worker took it. `why`: the terms of the choice."""
+class NotTaken:
+    """`worker` refused with `reason`, or did not answer."""
 
-    answer: Accepted
-    why: Why
+    worker: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class _NotTaken:
-    """`worker` refused, or did not answer."""
+class Outcome:
+    """`answer`: Accepted by a worker, Queue (nobody takes it now) or Refused (nobody ever will, or not in time).
 
-    worker: str
+    `why`: the terms of the last choice; `tried`: who was asked before and did not take it.
+    """
+
+    answer: SubmitAnswer
+    why: Why | None = None
+    tried: tuple[NotTaken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,43 +90,36 @@ class Dispatcher:
     cancelled: CancelledJobs
     random: Random
 
-    async def place(self, job: Job, within: float, patience: float = 0.0, left: Left = UNHURRIED) -> Placed | Queue | Refused:
-        """Placed, Queue (nobody takes it now) or Refused (nobody ever will, or not in time), within so many seconds.
+    async def place(self, job: Job, within: float, patience: float = 0.0, left: Left = UNHURRIED) -> Outcome:
+        """What became of it, within so many seconds.
 
         `patience`: seconds that the job may wait in the queue for a worker that is better than those with credit.
         `left`: until its deadlines.
         """
         by, prompt = asyncio.get_running_loop().time() + within, Prompt(job)
-        without = frozenset[str]()
+        why, tried = None, tuple[NotTaken, ...]()
         while _left(by) > 0:
             if job in self.cancelled:
-                return Refused(code=Unavailable.code or "", reason="cancelled")
+                return Outcome(Refused(code=Unavailable.code or "", reason="cancelled"), why, tried)
             pools = self.view.pools(job.model)
             request = Request.of(job, prompt.hits(self.index, pools), patience)
-            decision = place(pools, request, self.view.now(), self.random, without)
-            match decision:
-                case NoCredit(reason=reason):
-                    return Queue(router=self.bus.process, reason=reason)
-                case Impossible(error=ModelLoading()) if self.view.served_lately(job.model):
-                    return Queue(router=self.bus.process, reason="no_worker")
-                case Impossible(error=error):
-                    return refusal(error)
-            assert decision.why is not None
-            if not job.resume:
-                away = too_late(decision.why, left)
-                if away is not None:
-                    return refused(away)
-                if late(decision.why, left) or presses(job.tier, decision.why):
-                    return Queue(router=self.bus.process, reason="late" if late(decision.why, left) else "kv_pressure")
-            self._expect(prompt, pools, decision)
+            choice = choose(self.view, pools, job, request, left, self.random, {one.worker for one in tried})
+            why = choice.why
+            match choice.instead:
+                case Stays(reason=reason):
+                    return Outcome(Queue(router=self.bus.process, reason=reason), why, tried)
+                case Refused() as refused:
+                    return Outcome(refused, why, tried)
+            assert choice.chosen is not None
+            self._expect(prompt, pools, choice.chosen)
             try:
-                outcome = await self._try(job, decision, by)
+                outcome = await self._try(job, choice.chosen, by)
             except MessageTooLarge as error:
-                return refusal(error)
+                return Outcome(refusal(error), why, tried)
             if isinstance(outcome, Accepted):
-                return Placed(outcome, decision.why)
-            without |= {outcome.worker}
-        return Queue(router=self.bus.process, reason="no_answer")
+                return Outcome(outcome, why, tried)
+            tried += (outcome,)
+        return Outcome(Queue(router=self.bus.process, reason="no_answer"), why, tried)
 
     def _expect(self, prompt: Prompt, pools: Collection[Pool], decision: Pair | Local) -> None:
         """What was just placed counts as cached at once: its siblings come in a burst."""
@@ -131,33 +129,34 @@ class Dispatcher:
             self.index.expect(decision.prefill, blocks, self.view.now())
         self.index.expect(decision.decode, blocks, self.view.now())
 
-    async def _try(self, job: Job, decision: Pair | Local, by: float) -> Accepted | _NotTaken:
+    async def _try(self, job: Job, decision: Pair | Local, by: float) -> Accepted | NotTaken:
         # A run of its own for each try: the one whose answer was lost may be running.
         run = run_id(self.random)
         if isinstance(decision, Pair):
             return await self._on_pair(run, job, decision, by)
         charge = self.view.charge(decision.decode, prefill_tokens=decision.uncached, slots=1, blocks=decision.blocks)
-        if await self._submit(self.subjects.decode_submit(decision.decode), Placement(run=run, job=job), charge, by):
-            return Accepted(run=run, prefill="", decode=decision.decode, router=self.bus.process)
-        return _NotTaken(decision.decode)
+        placement = Placement(run=run, job=job)
+        no = await self._submit(self.subjects.decode_submit(decision.decode), placement, charge, by)
+        return no or Accepted(run=run, prefill="", decode=decision.decode, router=self.bus.process)
 
-    async def _on_pair(self, run: int, job: Job, pair: Pair, by: float) -> Accepted | _NotTaken:
-        if not await self._reserve(run, job, pair, by):
-            return _NotTaken(pair.decode)
+    async def _on_pair(self, run: int, job: Job, pair: Pair, by: float) -> Accepted | NotTaken:
+        no = await self._reserve(run, job, pair, by)
+        if no is not None:
+            return no
         taken = False
         try:
-            if job not in self.cancelled:
-                charge = self.view.charge(pair.prefill, prefill_tokens=pair.uncached)
-                placement = Placement(run=run, job=job, decode=pair.decode, fetch=pair.fetch)
-                taken = await self._submit(self.subjects.prefill_submit(pair.prefill), placement, charge, by)
+            if job in self.cancelled:
+                return NotTaken(pair.prefill, "cancelled")
+            charge = self.view.charge(pair.prefill, prefill_tokens=pair.uncached)
+            placement = Placement(run=run, job=job, decode=pair.decode, fetch=pair.fetch)
+            no = await self._submit(self.subjects.prefill_submit(pair.prefill), placement, charge, by)
+            taken = no is None
         finally:
             if not taken:
                 self._release(run, pair)
-        if taken:
-            return Accepted(run=run, prefill=pair.prefill, decode=pair.decode, router=self.bus.process)
-        return _NotTaken(pair.prefill)
+        return no or Accepted(run=run, prefill=pair.prefill, decode=pair.decode, router=self.bus.process)
 
-    async def _reserve(self, run: int, job: Job, pair: Pair, by: float) -> bool:
+    async def _reserve(self, run: int, job: Job, pair: Pair, by: float) -> NotTaken | None:
         suspect = job.job if job.suspect else ""
         item = LeaseItem(run=run, verb=LeaseVerb.RESERVE, blocks=pair.blocks, suspect=suspect)
         lease = Lease(process=self.bus.process, items=(item,))
@@ -165,32 +164,43 @@ class Dispatcher:
         answer: LeaseAnswer | None = await self._ask(self.subjects.decode_lease(pair.decode), lease, LeaseAnswer, charge, by)
         if answer is None:
             self._release(run, pair)  # the answer may have been lost, not the request
-            return False
-        return any(result.run == run and result.ok for result in answer.results)
+            return NotTaken(pair.decode, NO_ANSWER)
+        result = next((result for result in answer.results if result.run == run), None)
+        if result is not None and result.ok:
+            return None
+        return NotTaken(pair.decode, result.reason if result is not None else NO_ANSWER)
 
-    async def _submit(self, subject: str, placement: Placement, charge: Charge, by: float) -> bool:
-        answer = await self._ask(subject, placement, WorkerAnswer, charge, by)
-        return isinstance(answer, Accept) and answer.run == placement.run
+    async def _submit(self, subject: str, placement: Placement, charge: Charge, by: float) -> NotTaken | None:
+        """None: it is taken."""
+        answer: Accept | Refuse | None = await self._ask(subject, placement, WorkerAnswer, charge, by)
+        match answer:
+            case Accept(run=placement.run):
+                return None
+            case Refuse(reason=reason):
+                return NotTaken(charge.process, reason)
+        return NotTaken(charge.process, NO_ANSWER)
 
     async def _ask(self, subject: str, message: Message, kind: Any, charge: Charge, by: float) -> Any:
         """The answer, its credits learnt; None when there is none in time. Raises `MessageTooLarge`."""
-        answer, heard, ours = None, True, False
         try:
             answer = await ask(self.bus, subject, message, kind, timeout=max(0.0, min(ASK_S, _left(by))))
-        except (NoResponders, Disconnected, MessageTooLarge) as error:
-            heard, ours = False, not isinstance(error, NoResponders)
-            if isinstance(error, MessageTooLarge):
-                raise
-        except (BusError, UnreadableMessage):
+        except MessageTooLarge:
+            self.view.undo(charge)
+            raise
+        except Disconnected:
+            self.view.undo(charge)
             return None
-        finally:
-            if answer is not None:
-                ok = not (isinstance(answer, Refuse) and answer.reason in OWN_ERRORS)
-                self.view.settle(charge, answer.credits, ok=ok)
-            elif heard:
-                self.view.lose(charge)
-            else:
-                self.view.undo(charge, ok=ours)
+        except NoResponders:
+            self.view.undo(charge, ok=False)
+            return None
+        except (BusError, UnreadableMessage):
+            self.view.lose(charge)
+            return None
+        except BaseException:  # we are cancelled: it may have been heard
+            self.view.lose(charge)
+            raise
+        own_error = isinstance(answer, Refuse) and answer.reason in OWN_ERRORS
+        self.view.settle(charge, answer.credits, ok=not own_error)
         return answer
 
     def _release(self, run: int, pair: Pair) -> None:
@@ -200,11 +210,6 @@ class Dispatcher:
         except BusError:
             return  # the lease runs out by itself
         self.view.give_back(pair.decode, slots=1, blocks=pair.blocks)
-
-
-def refusal(error: HeadraceError) -> Refused:
-    """`error` as the edge hears it."""
-    return Refused(code=error.code or "internal_error", reason=error.message, retry_after=error.retry_after)
 
 
 def _left(by: float) -> float:

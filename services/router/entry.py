@@ -6,7 +6,6 @@ Owns one gate a model. Must not know workers, nor how a job is placed. Invariant
 from __future__ import annotations
 
 from schemas.job import Job
-from schemas.placement import Refused
 from services.clock import Clock
 from services.router.admission import Left, TurnedAway
 from services.router.gate import Gate
@@ -28,8 +27,9 @@ class Entry:
         return gate.enter(job.tier, job.lane, lanes, self.left(job), self._clock.monotonic(), others)
 
     def ask(self, job: Job) -> TurnedAway | None:
-        """What `enter` would say, and nothing comes of it."""
-        gate, lanes = self._seen(job.model)
+        """What `enter` would say, and nothing comes of it: a model that nobody has submitted to gets no gate."""
+        gate, lanes = self._gates.get(job.model) or Gate(), self._waiting.lanes(job.model)
+        gate.sees(lanes, self._clock.monotonic())
         others = self._waiting.routers(job.model)
         return gate.ask(job.tier, job.lane, lanes, self.left(job), self._clock.monotonic(), others)
 
@@ -57,8 +57,3 @@ class Entry:
         gate, lanes = self._gates.setdefault(model, Gate()), self._waiting.lanes(model)
         gate.sees(lanes, self._clock.monotonic())
         return gate, lanes
-
-
-def refused(away: TurnedAway) -> Refused:
-    """As the edge hears it."""
-    return Refused(code=away.code, reason=away.reason, retry_after=away.retry_after)

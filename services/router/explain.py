@@ -1,140 +1,134 @@
-"""`hr.admin.router.<id>.explain`: where a job would go now and why, or why not. Nothing is placed, and nothing comes of asking.
+"""Where a job goes and why, or why not: `hr.admin.router.<id>.explain`, and the answer to a submit that asks (`Job.explain`).
 
-Must not decide anything: it asks what decides. The question is JSON, so that a person can type it.
+Must not decide anything: it asks what decides, in the order in which a submit does. Invariant: nothing is placed, and nothing
+comes of asking.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Collection
+from dataclasses import dataclass
 from random import Random
-from typing import Annotated
 
-import msgspec
 from msgspec.structs import replace
 
-from schemas.errors import UnreadableMessage
-from schemas.identity import job_id, process_id
-from schemas.job import LANES, Deadlines, Job, Sampling, Tier, pack_ids
+from schemas.explanation import MOST, Candidate, Explanation, PassedOver, Terms
+from schemas.job import Job
+from schemas.placement import Accepted, Queue, Refused
+from schemas.state import Role
 from services.clock import Clock
-from services.router.admission import late, presses, too_late
+from services.router.admission import Stays
+from services.router.choice import choose, refused
+from services.router.dispatch import Outcome
 from services.router.entry import Entry
-from services.router.placement import Impossible, NoCredit, Pair, Why, place
-from services.router.placement_request import Request
+from services.router.placement import Pair, Why
+from services.router.placement_request import PATIENCE_S, Request
 from services.router.placement_survey import Candidates, survey
+from services.router.placement_workers import Pool, Worker
+from services.router.precedence import Precedence
 from services.router.prefix_index import PrefixIndex
 from services.router.prompt import Prompt
+from services.router.question import read_question
 from services.router.view import View
 
-MOST_TOKENS = 2**20
-Size = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 
-Token = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a router saw of the workers when a job came."""
 
-
-class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`tokens`: the prompt's ids, or only how many they are. `salt`: the tenant's, in hex. Seconds as in a job's deadlines."""
-
-    model: str
-    tokens: Size | Annotated[list[Token], msgspec.Meta(min_length=1, max_length=MOST_TOKENS)]
-    tier: Tier = Tier.PAID
-    lane: Annotated[int, msgspec.Meta(ge=0, lt=LANES)] = 0
-    salt: str = ""
-    queue_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
-    first_token_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
-
-
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """`does`: prefill, decode, alone, or tail (a decode worker that prefills a small rest itself).
-
-    `cached`: the prompt's tokens there. `cost`: predicted seconds to the first token; of decode, its share that is taken.
-    """
-
-    process: str
-    does: str
-    cost: float
-    cached: int
-
-
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """`outcome`: placed, queue or refused, with a `reason` unless placed. `passed_over`: how many had no credit."""
-
-    outcome: str
-    reason: str = ""
-    retry_after: float | None = None
-    prefill: str = ""
-    decode: str = ""
-    why: Why | None = None
-    candidates: list[Candidate] = []
-    passed_over: int = 0
+    candidates: tuple[Candidate, ...]
+    passed_over: tuple[PassedOver, ...]
+    left_out: int
 
 
 class Explainer:
-    def __init__(self, view: View, index: PrefixIndex, entry: Entry, clock: Clock, random: Random) -> None:
+    """`router`: our own process."""
+
+    def __init__(
+        self, router: str, view: View, index: PrefixIndex, entry: Entry, precedence: Precedence, clock: Clock, random: Random
+    ) -> None:
+        self._router = router
         self._view = view
         self._index = index
         self._entry = entry
+        self._precedence = precedence
         self._clock = clock
         self._random = random
 
     def answer(self, data: bytes) -> Explanation:
         """Raises `UnreadableMessage`."""
-        try:
-            asked = msgspec.json.decode(data, type=Question)
-            return self.explain(self._job(asked))
-        except (msgspec.DecodeError, ValueError) as error:
-            raise UnreadableMessage(f"no question that can be explained: {error}") from None
+        return self.explain(read_question(data, self._clock.wall(), self._random))
 
     def explain(self, job: Job) -> Explanation:
         """What would become of `job` now, as new work."""
-        pools, now = self._view.pools(job.model), self._view.now()
-        request = Request.of(job, Prompt(job).hits(self._index, pools))
-        found = [survey(pool, request, now, frozenset()) for pool in pools]
-        candidates = [
-            candidate
-            for one in found
-            for does in ("prefill", "decode", "alone", "tail")
-            for candidate in _named(getattr(one, does), does, request, one.pool.block_tokens)
-        ]
-        passed_over = sum(one.refused for one in found)
-        away = self._entry.ask(job)
-        decision = place(pools, request, now, self._random)
-        why = None if isinstance(decision, NoCredit | Impossible) else decision.why
-        if away is None and why is not None:
-            away = too_late(why, self._entry.left(job))
-        seen = Explanation(outcome="queue", why=why, candidates=candidates, passed_over=passed_over)
-        if isinstance(decision, Impossible):
-            error = decision.error
-            return replace(seen, outcome="refused", reason=error.message, retry_after=error.retry_after)
-        if away is not None:
-            return replace(seen, outcome="refused", reason=away.reason, retry_after=away.retry_after)
-        if isinstance(decision, NoCredit):
-            return replace(seen, reason=decision.reason)
-        if why is not None and presses(job.tier, why):
-            return replace(seen, reason="kv_pressure")
-        if why is not None and late(why, self._entry.left(job)):
-            return replace(seen, reason="late")
-        prefill = decision.prefill if isinstance(decision, Pair) else ""
-        return replace(seen, outcome="placed", prefill=prefill, decode=decision.decode)
+        return self.tell(self.look(job), self._ask(job))
 
-    def _job(self, asked: Question) -> Job:
-        now = self._clock.wall()
-        ids = asked.tokens if isinstance(asked.tokens, list) else self._random.choices(range(2**32), k=asked.tokens)
-        edge = process_id("explain", now, self._random)
-        return Job(
-            job=job_id(self._random),
-            attempt=1,
-            model=asked.model,
-            prompt=pack_ids(ids),
-            sampling=Sampling(seed=0, max_tokens=1),
-            deadlines=Deadlines(stamp=now, total=asked.first_token_s, queue=asked.queue_s, first_token=asked.first_token_s),
-            reply_to=edge,
-            edge=edge,
-            tier=asked.tier,
-            lane=asked.lane,
-            salt=bytes.fromhex(asked.salt),
+    def look(self, job: Job) -> Sight:
+        """Before `job` is placed: afterwards the view has it."""
+        pools, request = self._request(job)
+        found = [survey(pool, request, self._view.now(), frozenset()) for pool in pools]
+        candidates, left_out, seen = list[Candidate](), 0, set[str]()
+        for one in found:
+            for does in ("prefill", "decode", "alone", "tail"):
+                ready: Candidates = getattr(one, does)
+                seen.update(worker.process for _, worker in ready)
+                candidates += _named(ready, does, request, one.pool.block_tokens)
+                left_out += max(0, len(ready) - MOST)
+        passed_over = [
+            PassedOver(process=worker.process, why=_why_not(worker, pool, request))
+            for pool in pools
+            for worker in pool.workers()
+            if worker.process not in seen
+        ]
+        return Sight(tuple(candidates), tuple(passed_over[:MOST]), left_out + max(0, len(passed_over) - MOST))
+
+    def tell(self, sight: Sight, outcome: Outcome) -> Explanation:
+        """What was seen, and what became of the job."""
+        tried = tuple(PassedOver(process=one.worker, why=one.reason) for one in outcome.tried)
+        why = None if outcome.why is None else _terms(outcome.why)
+        seen = Explanation(
+            router=self._router,
+            outcome="placed",
+            why=why,
+            candidates=sight.candidates,
+            passed_over=tried + sight.passed_over,
+            left_out=sight.left_out,
         )
+        match outcome.answer:
+            case Accepted() as accepted:
+                return replace(seen, prefill=accepted.prefill, decode=accepted.decode)
+            case Queue(reason=reason):
+                return replace(seen, outcome="queue", reason=reason)
+            case Refused() as said:
+                return replace(seen, outcome="refused", reason=said.reason, retry_after=said.retry_after)
+
+    def _ask(self, job: Job) -> Outcome:
+        """As `Submits` does, but nobody is told of it."""
+        away, left = self._entry.ask(job), self._entry.left(job)
+        instead = self._precedence.others_first(job) if away is None else refused(away)
+        if instead is not None:
+            return self._said(instead)
+        pools, request = self._request(job)
+        choice = choose(self._view, pools, job, request, left, self._random)
+        if choice.instead is not None:
+            return self._said(choice.instead, choice.why)
+        assert choice.chosen is not None
+        prefill = choice.chosen.prefill if isinstance(choice.chosen, Pair) else ""
+        return Outcome(Accepted(run=0, prefill=prefill, decode=choice.chosen.decode, router=self._router), choice.why)
+
+    def _said(self, instead: Stays | Refused, why: Why | None = None) -> Outcome:
+        answer = Queue(router=self._router, reason=instead.reason) if isinstance(instead, Stays) else instead
+        return Outcome(answer, why)
+
+    def _request(self, job: Job) -> tuple[Collection[Pool], Request]:
+        pools = self._view.pools(job.model)
+        return pools, Request.of(job, Prompt(job).hits(self._index, pools), PATIENCE_S)
 
 
 def _named(candidates: Candidates, does: str, request: Request, block_tokens: int) -> list[Candidate]:
+    """The best of them, best first."""
+    best = heapq.nsmallest(MOST, candidates, key=lambda one: (one[0], one[1].process))
     return [
         Candidate(
             process=worker.process,
@@ -142,5 +136,26 @@ def _named(candidates: Candidates, does: str, request: Request, block_tokens: in
             cost=round(cost, 6),
             cached=request.tokens - request.uncached(worker.process, block_tokens),
         )
-        for cost, worker in sorted(candidates, key=lambda one: (one[0], one[1].process))
+        for cost, worker in best
     ]
+
+
+def _why_not(worker: Worker, pool: Pool, request: Request) -> str:
+    if worker.draining:
+        return "draining"
+    if worker.degraded:
+        return "degraded"
+    blocks = request.blocks(pool.block_tokens) if worker.role is Role.PREFILL else request.room(pool.block_tokens)
+    if request.tokens >= worker.context_length or blocks > worker.kv_total:
+        return "too_small"
+    return "no_credit"
+
+
+def _terms(why: Why) -> Terms:
+    return Terms(
+        ttft_s=round(why.ttft_s, 6),
+        wait_s=round(why.wait_s, 6),
+        uncached=why.uncached,
+        load=round(why.load, 4),
+        kv=round(why.kv, 4),
+    )

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from schemas.errors import BusError, BusUnavailable, Unavailable, UnreadableMessage, from_code
 from schemas.job import Job
 from schemas.lifecycle import State
-from schemas.placement import Refused
+from schemas.placement import Accepted, Refused
 from schemas.reply import Event, Frames
 from services.bus.typed import Refusals, send
 from services.bus.work_queue import Item
 from services.router.cancelled import CancelledJobs
-from services.router.dispatch import Dispatcher, Placed
+from services.router.dispatch import Dispatcher
 from services.router.drain_rate import DrainRate
 from services.router.entry import Entry
 from services.router.placement_request import PATIENCE_S
@@ -59,11 +59,12 @@ class Pulled:
         if self._unwanted(job):
             return await self._done(item)
         patience = self.edges.remaining(job.edge, job.deadlines, PATIENCE_S)
-        answer = await self.dispatcher.place(job, self.within, patience, self.entry.left(job))
-        if isinstance(answer, Placed):
+        outcome = await self.dispatcher.place(job, self.within, patience, self.entry.left(job))
+        answer = outcome.answer
+        if isinstance(answer, Accepted):
             self.drained.add(job.model)
             self.entry.placed(job)
-            return await self._done(item, answer.why.uncached)
+            return await self._done(item, outcome.why.uncached if outcome.why is not None else 0)
         if job in self.cancelled:
             return await self._done(item)
         if isinstance(answer, Refused) and (answer.code == Unavailable.code or not from_code(answer.code, "").retryable):

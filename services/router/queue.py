@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Set
+from collections.abc import Collection, Set
 from contextlib import suppress
 from random import Random
 
@@ -20,6 +20,7 @@ from services.router.entry import Entry
 from services.router.lanes import Tiers, charge, next_turn, note
 from services.router.placement import Local, Pair, place
 from services.router.placement_request import Request
+from services.router.placement_workers import Pool
 from services.router.pulled import Pulled
 from services.router.resumes import Resumes
 from services.router.tasks import Tasks
@@ -115,13 +116,13 @@ class QueuePath:
     async def _round(self, model: str) -> None:
         """One job after another while credit is in view. A lane whose first job nobody takes is passed over in this round."""
         passed: set[tuple[str, int]] = set()
-        while not self._stopping and self._credit(model):
+        while not self._stopping and self._takes(self._view.pools(model)):
             lanes, now = self._waiting.lanes(model), self._clock.monotonic()
             self._tiers[model] = note(self._tiers.get(model, {}), lanes, now)
             turn = next_turn(self._tiers[model], _without(lanes, passed), now)
             if turn is None:
                 return
-            if not self._credit(model, turn.tier):
+            if not self._may_have(model, turn.tier):
                 passed.add((turn.tier, turn.lane))
                 continue
             token = model_token(model)
@@ -134,11 +135,14 @@ class QueuePath:
             else:
                 self._tiers[model] = charge(turn.tiers, turn.tier, turn.lane, tokens)
 
-    def _credit(self, model: str, tier: str = "") -> bool:
-        """Somebody would take a short job; one of `tier`, which must leave to resumed jobs what they wait for."""
+    def _may_have(self, model: str, tier: str) -> bool:
+        """Of those with credit somebody may take a job of `tier`, which leaves to resumed jobs what they wait for."""
         pools = self._view.pools(model)
-        if tier:
-            pools = self._resumes.left_for(model, tier, pools)
+        free = self._resumes.left_for(model, tier, pools)
+        return len(free) == len(pools) or self._takes(free)
+
+    def _takes(self, pools: Collection[Pool]) -> bool:
+        """Somebody would take a short job."""
         return isinstance(place(pools, Request(tokens=1), self._view.now(), self._random), Pair | Local)
 
     def _unreachable(self, error: BusUnavailable) -> None:

@@ -32,7 +32,9 @@ from services.router.dispatch import Dispatcher
 from services.router.drain_rate import DrainRate
 from services.router.entry import Entry
 from services.router.explain import Explainer
+from services.router.held import Held
 from services.router.kv_feed import KvFeed
+from services.router.precedence import Precedence
 from services.router.prefix_index import PrefixIndex
 from services.router.pulled import Pulled
 from services.router.queue import QueuePath
@@ -74,14 +76,16 @@ class Router:
         cancelled = CancelledJobs(clock)
         resumes = Resumes(clock)
         self.entry = Entry(self.waiting, self.edges, clock)
-        self.explainer = Explainer(self.view, self.index, self.entry, clock, random)
+        precedence = Precedence(self.view, self.waiting, resumes, random)
+        self.explainer = Explainer(bus.process, self.view, self.index, self.entry, precedence, clock, random)
         dispatcher = Dispatcher(bus, subjects, self.view, self.index, cancelled, random)
         pulled = Pulled(dispatcher, cancelled, self.edges, self.waiting, self.drained, refusals, self.entry, within)
         poll_s = settings.router.queue_poll_s
         self.queue_path = QueuePath(queue, subjects, self.view, self.waiting, pulled, resumes, self.entry, clock, random, poll_s)
         self.submits = Submits(
-            bus, self.view, self.waiting, dispatcher, resumes, self.entry, random, within, self.queue_path.wake
+            bus, self.waiting, dispatcher, resumes, self.entry, precedence, self.explainer, within, self.queue_path.wake
         )
+        self.held = Held(bus, subjects, self.submits, self.waiting, self.edges)
         self.cancels = Cancels(bus, subjects, queue, cancelled, self.waiting, clock)
         self.reporter = Reporter(bus, subjects, self.view, self.waiting, self.drained, clock, settings.model)
         self._group: list[Subscription] = []

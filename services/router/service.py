@@ -8,18 +8,19 @@ from contextlib import suppress
 from random import SystemRandom
 
 from schemas.errors import BusUnavailable
+from schemas.explanation import Explanation
 from schemas.subjects import Subjects
 from services.bus.drain_verbs import drain_verbs
 from services.bus.interface import Msg
 from services.bus.jetstream import JetStream
 from services.bus.jetstream_queue import JetStreamWorkQueue
+from services.bus.job_verbs import job_verbs
 from services.bus.micro import Service
 from services.bus.micro_endpoint import ServiceHandler
 from services.bus.nats_bus import NatsBus
 from services.bus.service_connection import connect_service
 from services.bus.typed import Refusals
 from services.clock import SystemClock
-from services.router.explain import Explanation
 from services.router.router import Router
 from services.router.status import Status
 from services.settings import Settings
@@ -94,6 +95,7 @@ def _admin(bus: NatsBus, router: Router, settings: Settings, metrics: Metrics, s
         "explain": explain,
         "eject": eject,
         "readmit": readmit,
+        **job_verbs(bus.process, router.held.jobs, router.held.cancel),
         **drain_verbs(set_draining, stop),
     }
     for verb, handler in verbs.items():

@@ -11,27 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from schemas.identity import replaces
 from schemas.state import Cause, Credits, WorkerState
-from services.bus.silence import QUIET_S
+from services.bus.silence import QUIET_S, SILENT_S, Line
 from services.clock import Clock
 from services.router.breaker import SLOW_S, Breaker
 from services.router.placement_workers import UNKNOWN_TOKEN_S, Pool, Worker
 
-SILENT_S = 3.0
-"""A worker not heard for this long is not used. Stands still while our own bus is down and this long after."""
 RESTART_S = 30.0
 """How long a model that lost all its workers is waited for."""
 FORGET_S = 60.0
 """How long the silent and the gone are remembered."""
-
-
-class Line(Protocol):
-    """The part of the bus that says whether silence means anything."""
-
-    def steady_for(self) -> float: ...
 
 
 @dataclass(slots=True, eq=False)

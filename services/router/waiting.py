@@ -6,10 +6,12 @@ Knows no bus. Invariant: a count older than 1 s counts as zero, so a JetStream t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from schemas.admin import HeldJob
 from schemas.job import LANES, Job, Tier
+from schemas.lifecycle import State
 from schemas.state import QueueReport
 from schemas.subjects import Subjects, model_token
 from services.clock import Clock
@@ -41,6 +43,14 @@ class _Place:
         return None  # nobody would ever pull it, so nobody waits for it
 
 
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """A job that was told to queue; it counts until `until`."""
+
+    place: _Place
+    until: float
+
+
 class Waiting:
     """Counts by model, tier and lane."""
 
@@ -51,7 +61,7 @@ class Waiting:
         self._counted: dict[str, int] = {}
         self._sums: Counter[_Place] = Counter()
         self._counted_at = float("-inf")
-        self._expected: dict[str, float] = {}
+        self._expected: dict[str, _Expected] = {}
         self._left: dict[str, float] = {}
         self._others: dict[tuple[str, str], tuple[Mapping[str, int], float]] = {}
 
@@ -60,7 +70,7 @@ class Waiting:
     def counted(self, counts: Mapping[str, int], since: float) -> None:
         """The queue's own numbers by subject, asked for at `since`: what left it after that may still be in them."""
         self._left = {subject: at for subject, at in self._left.items() if at >= since}
-        self._expected = {subject: by for subject, by in self._expected.items() if subject not in counts}
+        self._expected = {subject: job for subject, job in self._expected.items() if subject not in counts}
         self._counted = {subject: jobs for subject, jobs in counts.items() if subject not in self._left}
         self._counted_at = since
         self._sums = Counter()
@@ -70,7 +80,8 @@ class Waiting:
 
     def expect(self, job: Job) -> None:
         """The edge was told to queue `job`; it counts from now, so that who comes next waits behind it."""
-        self._expected[self.subject(job)] = self._clock.monotonic() + EXPECT_S
+        place = _Place(model_token(job.model), job.tier, job.lane)
+        self._expected[self.subject(job)] = _Expected(place, self._clock.monotonic() + EXPECT_S)
 
     def left(self, subject: str) -> None:
         """The job was taken out of the queue."""
@@ -98,6 +109,13 @@ class Waiting:
             if place.model == token and jobs > 0:
                 found.setdefault(place.tier, {})[place.lane] = jobs
         return found
+
+    def jobs(self) -> Iterator[HeldJob]:
+        """Those that were counted in the queue; model names as they are in subjects."""
+        for subject in self._counted:
+            if place := _Place.of(subject):
+                job = subject.rpartition(".")[2]
+                yield HeldJob(job=job, state=State.QUEUED, model=place.model, tier=Tier(place.tier), lane=place.lane)
 
     def by_tier(self, model: str) -> dict[str, int]:
         """The same by tier, for the report."""
@@ -127,7 +145,7 @@ class Waiting:
         """Bounds memory; call it now and then."""
         now = self._clock.monotonic()
         self._others = {key: (waiting, at) for key, (waiting, at) in self._others.items() if at > now - FRESH_S}
-        self._expected = {subject: by for subject, by in self._expected.items() if by > now}
+        self._expected = {subject: job for subject, job in self._expected.items() if job.until > now}
 
     def _known(self) -> Counter[_Place]:
         fresh = self._counted_at > self._clock.monotonic() - FRESH_S
@@ -135,4 +153,4 @@ class Waiting:
 
     def _expected_places(self) -> list[_Place]:
         now = self._clock.monotonic()
-        return [place for subject, by in self._expected.items() if by > now and (place := _Place.of(subject))]
+        return [job.place for job in self._expected.values() if job.until > now]

@@ -75,6 +75,10 @@ class EdgeWatch:
             return False
         return now - known.heard > patience(known.heard, [other.heard for other in self._edges.values()], now)
 
+    def alive(self) -> list[str]:
+        """Those that are heard."""
+        return [edge for edge in self._edges if not self.gone(edge)]
+
     def remaining(self, edge: str, deadlines: Deadlines, limit: float) -> float:
         """Seconds until `limit` after the stamp, by our clock."""
         known = self._edges.get(edge)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from schemas.errors import BusUnavailable, JobFailed
 from services.bus.drain_verbs import drain_verbs
 from services.bus.interface import Msg
+from services.bus.job_verbs import job_verbs
 from services.bus.kv_registry import KvRegistry
 from services.bus.micro import Service
 from services.bus.micro_endpoint import ServiceHandler
@@ -20,6 +21,7 @@ from services.worker.detached import Attendance
 from services.worker.digests import send_digests
 from services.worker.draining import drain
 from services.worker.hearing import hear
+from services.worker.held import Held
 from services.worker.kvevents import KvEventFeed
 from services.worker.status import WorkerStatus, register_gauges, status
 from services.worker.upkeep import keep_up
@@ -88,7 +90,7 @@ async def _register(worker: Worker, registry: KvRegistry) -> None:
 
 
 async def _serve_admin(worker: Worker, service: Service, stop: asyncio.Event) -> None:
-    """`hr.admin.<role>.<id>.status|drain|undrain`, and `$SRV` for `nats micro`."""
+    """`hr.admin.<role>.<id>.status|metrics|drain|undrain|jobs|cancel`, and `$SRV` for `nats micro`."""
 
     async def say_status(_: Msg) -> WorkerStatus:
         return status(worker)
@@ -101,9 +103,11 @@ async def _serve_admin(worker: Worker, service: Service, stop: asyncio.Event) ->
     async def say_metrics(_: Msg) -> bytes:
         return worker.metrics.prometheus_text()
 
+    held = Held(worker)
     verbs: dict[str, ServiceHandler] = {
         "status": say_status,
         "metrics": say_metrics,
+        **job_verbs(worker.bus.process, held.jobs, held.cancel),
         **drain_verbs(set_draining, stop),
     }
     for verb, handler in verbs.items():

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from msgspec.structs import replace as altered
 
 from schemas.errors import BusUnavailable, HeadraceError, StoreUnavailable
+from schemas.explanation import Explanation
 from schemas.job import Tier, unpack_ids
 from schemas.reply import FinishReason, Logprob
 from schemas.state import Capabilities, ModelCard
@@ -31,6 +32,7 @@ from services.edge.gate.meter import Meter
 from services.edge.gate.purse import Ask, Got
 from services.edge.gate.records import Entry, KeyRecord
 from services.edge.jobs.draft import Delta, Draft
+from services.edge.jobs.explained import told
 from services.edge.jobs.handle import JobCancelled
 from services.edge.tenant import tenant
 from services.edge.text_model import TextModel
@@ -58,6 +60,8 @@ class Script:
     admit: asyncio.Event | None = None
     go: asyncio.Event | None = None
     finish_with_last: bool = True
+    explanation: Explanation | None = None
+    """What a router would say to who asks."""
     deltas: Sequence[Sequence[Delta]] = ()
     """Instead of `steps`: what each look at a job of several choices gets."""
     pause_s: float = 0.0
@@ -87,6 +91,7 @@ class FakeHandle:
         self.id = f"{next(self._ids):032x}"
         self.cached_tokens = 0
         self.compute_s = 0.25
+        self.explanation = told(script.explanation, draft.explain)
         self.done = False
         self.cancelled = asyncio.Event()
         self.stopped: list[int] = []

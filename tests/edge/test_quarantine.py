@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.errors import OwnersDied, Quarantined
+from schemas.errors import BusUnavailable, NotFound, OwnersDied, Quarantined
 from schemas.job import pack_ids
 from schemas.state import Cause
 from schemas.subjects import QUARANTINE_BUCKET
@@ -63,6 +63,13 @@ async def test_after_a_third_death_the_same_request_is_refused(cluster: Cluster)
 
 @asynccontextmanager
 async def edge(server: NatsServer, name: str) -> AsyncIterator[Quarantine]:
+    async with an_edge(server, name) as (quarantine, _):
+        yield quarantine
+
+
+@asynccontextmanager
+async def an_edge(server: NatsServer, name: str) -> AsyncIterator[tuple[Quarantine, QuarantineBucket]]:
+    """What one edge remembers, and what it shares."""
     clock = SystemClock()
     bus = await connect(server.url, process(name), "edge")
     quarantine = Quarantine(clock, b"secret")
@@ -70,7 +77,7 @@ async def edge(server: NatsServer, name: str) -> AsyncIterator[Quarantine]:
     await bucket.open()
     running = asyncio.create_task(bucket.run())
     try:
-        yield quarantine
+        yield quarantine, bucket
     finally:
         running.cancel()
         with suppress(asyncio.CancelledError):
@@ -101,3 +108,35 @@ async def test_an_operator_lifts_it(own_nats_server: NatsServer) -> None:
         await until(lambda: asked not in first)
         assert await registry.entries() == {}
         await bus.close()
+
+
+async def test_an_operator_lifts_it_at_any_edge(own_nats_server: NatsServer) -> None:
+    first_asked, other = draft(), replace(draft(), prompt=pack_ids([9]))
+    async with an_edge(own_nats_server, "e1") as (first, _), an_edge(own_nats_server, "e2") as (second, bucket):
+        first.add(first_asked)
+        second.add(other)
+        await until(lambda: len(first.held()) == len(second.held()) == 2)
+        key = first.key(first_asked)
+        assert set(bucket.held()) == {key, second.key(other)}
+        assert all(TTL_S - 60 < left <= TTL_S for left in bucket.held().values())
+        with pytest.raises(NotFound):
+            await bucket.clear("nobody")
+        assert await bucket.clear(key) == [key]
+        assert first_asked not in second
+        await until(lambda: first_asked not in first)
+        assert other in first
+        assert await bucket.clear("all") == [second.key(other)]
+        await until(lambda: not first.held())
+        async with edge(own_nats_server, "e3") as later:
+            await until(lambda: later.held() == {})
+            assert first_asked not in later
+
+
+async def test_it_is_not_lifted_while_the_others_could_not_hear_of_it(own_nats_server: NatsServer) -> None:
+    asked = draft()
+    async with an_edge(own_nats_server, "e1") as (quarantine, bucket):
+        quarantine.add(asked)
+        own_nats_server.kill()
+        with pytest.raises(BusUnavailable):
+            await bucket.clear("all")
+        assert asked in quarantine

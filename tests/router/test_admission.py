@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.job import Tier
-from services.router.admission import BOUNDS, LONGEST_S, SHORTEST_S, Left, Line, judge, late, presses, too_late
+from services.router.admission import BOUNDS, LONGEST_S, SHORTEST_S, Left, Line, Stays, TurnedAway, at_worker, judge
 from services.router.placement import Why
 
 IN_TIME = Left(queue_s=30.0, first_token_s=120.0)
@@ -65,19 +65,19 @@ def test_retry_after_is_the_wait_of_all_who_come(wait_s: float, pressure: float,
 
 def test_a_first_token_that_comes_too_late_is_no_work_for_a_busy_worker() -> None:
     left = Left(first_token_s=2.0)
-    assert late(why(ttft_s=9.0, wait_s=8.0), left)
-    assert too_late(why(ttft_s=9.0, wait_s=8.0), left) is None, "another worker may be free in time"
-    away = too_late(why(ttft_s=9.0), left)
-    assert away is not None
+    assert at_worker(Tier.PAID, why(ttft_s=9.0, wait_s=8.0), left) == Stays("late"), "another worker may be free in time"
+    away = at_worker(Tier.PAID, why(ttft_s=9.0), left)
+    assert isinstance(away, TurnedAway)
     assert (away.code, away.retry_after) == ("no_capacity", 7.0)
-    assert too_late(why(ttft_s=1.9), left) is None
-    assert too_late(why(ttft_s=9.0, wait_s=0.0), left) is None, "an idle worker is as fast as it gets"
+    assert at_worker(Tier.PAID, why(ttft_s=1.9), left) is None
+    assert at_worker(Tier.PAID, why(ttft_s=9.0, wait_s=0.0), left) is None, "an idle worker is as fast as it gets"
 
 
 def test_what_kv_has_left_is_kept_for_higher_tiers_while_more_will_be_free() -> None:
     nearly_full = why(kv=0.99)
-    assert [presses(tier, nearly_full) for tier in (Tier.ENTERPRISE, Tier.PAID, Tier.FREE)] == [False, True, True]
-    assert not presses(Tier.FREE, why(kv=1.0, busy=False)), "nothing will be freed"
+    stays = Stays("kv_pressure")
+    assert [at_worker(tier, nearly_full, Left()) for tier in (Tier.ENTERPRISE, Tier.PAID, Tier.FREE)] == [None, stays, stays]
+    assert at_worker(Tier.FREE, why(kv=1.0, busy=False), Left()) is None, "nothing will be freed"
 
 
 waits = st.floats(0.0, 500.0)

@@ -14,7 +14,7 @@ from services.bus.typed import Refusals, listen
 from services.clock import SystemClock
 from services.router.admission import Left
 from services.router.cancelled import CancelledJobs
-from services.router.dispatch import UNHURRIED, Dispatcher, Placed
+from services.router.dispatch import UNHURRIED, Dispatcher, NotTaken, Outcome
 from services.router.prefix_index import PrefixIndex
 from services.router.view import View
 from tests.router.fakes import MODEL, SUBJECTS, FakeWorker, a_job, a_process, a_worker
@@ -35,6 +35,7 @@ class Bench:
         self.index = PrefixIndex()
         self.cancelled = CancelledJobs(SystemClock())
         self.dispatcher = Dispatcher(self.bus, SUBJECTS, self.view, self.index, self.cancelled, Random(5))
+        self.last: Outcome
 
     async def workers(self, *roles: Role, **changes: object) -> list[FakeWorker]:
         await listen(
@@ -50,8 +51,8 @@ class Bench:
 
     async def place(self, job: Job, within: float, left: Left = UNHURRIED) -> SubmitAnswer:
         """What a caller would hear."""
-        said = await self.dispatcher.place(job, within, left=left)
-        return said.answer if isinstance(said, Placed) else said
+        self.last = await self.dispatcher.place(job, within, left=left)
+        return self.last.answer
 
     def cancel(self, job: Job) -> None:
         self.cancelled.add(
@@ -241,3 +242,20 @@ async def test_a_model_whose_last_worker_just_died_is_waited_for(bench: Bench) -
     refused = await bench.place(a_job(model="never-served"), WITHIN)
     assert isinstance(refused, Refused)
     assert refused.code == "model_loading"
+
+
+@pytest.mark.parametrize(
+    ("how", "step", "reason"),
+    [
+        ("refuses", "submit", "busy"),
+        ("silent", "submit", "no_answer"),
+        ("refuses", "lease", "no_slot"),
+        ("silent", "lease", "no_answer"),
+    ],
+)
+async def test_who_did_not_take_it_is_told_with_the_reason(bench: Bench, how: str, step: str, reason: str) -> None:
+    prefill, decode = await bench.workers(Role.PREFILL, Role.DECODE)
+    bad = prefill if step == "submit" else decode
+    getattr(bad, how).add(step)
+    assert isinstance(await bench.place(a_job(), WITHIN), Queue)
+    assert bench.last.tried == (NotTaken(bad.process, reason),)

@@ -1,15 +1,19 @@
-"""What an operator is told of a placement, and workers that he takes out."""
+"""What an operator is told of a placement, what a caller is who asks, and workers that are taken out."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+from msgspec.structs import replace
 
+from schemas.codec import encode_json
 from schemas.errors import NotFound, UnreadableMessage
-from schemas.placement import Accepted, Queue
-from schemas.state import Role
-from tests.router.fakes import MODEL, a_job
+from schemas.explanation import MOST, PassedOver
+from schemas.placement import Accepted, Queue, Refused
+from schemas.state import QueueReport, Role
+from services.bus.typed import send
+from tests.router.fakes import MODEL, SUBJECTS, a_job, a_process
 from tests.router.harness import House
 
 
@@ -52,9 +56,59 @@ async def test_what_can_never_run(house: House, changes: dict[str, object], outc
 
 
 async def test_who_was_passed_over(house: House) -> None:
-    await house.workers(Role.BOTH, slots=0)
+    [full, leaving, good] = [
+        (await house.workers(Role.BOTH, **changes))[0] for changes in ({"slots": 0}, {"draining": True}, {"blocks": 99})
+    ]
     said = house.routers[0].explainer.answer(a_question())
-    assert (said.outcome, said.reason, said.passed_over) == ("queue", "no_credit", 1)
+    assert [one.process for one in said.candidates] == [good.process]
+    assert {(one.process, one.why) for one in said.passed_over} == {(full.process, "no_credit"), (leaving.process, "draining")}
+    too_long = house.routers[0].explainer.answer(a_question(tokens=1024))
+    assert PassedOver(process=good.process, why="too_small") in too_long.passed_over
+
+
+async def test_it_is_bounded(house: House) -> None:
+    await house.workers(*[Role.BOTH] * (MOST + 3))
+    await house.workers(*[Role.BOTH] * (MOST + 4), slots=0)
+    said = house.routers[0].explainer.answer(a_question())
+    assert (len(said.candidates), len(said.passed_over), said.left_out) == (MOST, MOST, 7)
+    assert len(encode_json(said)) < 10_000
+
+
+async def test_a_caller_that_asks_hears_it_with_the_answer(house: House) -> None:
+    prefill, decode, bad = await house.workers(Role.PREFILL, Role.DECODE, Role.DECODE)
+    bad.refuses.add("lease")
+    answers = [await house.submit(replace(a_job(), explain=True)) for _ in range(3)]  # whichever a tie begins with
+    for answer in answers:
+        assert isinstance(answer, Accepted)
+        told = answer.explanation
+        assert told is not None
+        assert (told.outcome, told.prefill, told.decode) == ("placed", prefill.process, decode.process)
+        assert {one.process for one in told.candidates} == {prefill.process, decode.process, bad.process}
+    tried = [one for answer in answers if answer.explanation for one in answer.explanation.passed_over]
+    assert set(tried) <= {PassedOver(process=bad.process, why="no_slot")}
+    plain = await house.submit(a_job())
+    assert isinstance(plain, Accepted)
+    assert plain.explanation is None
+
+
+async def test_a_caller_that_asks_hears_why_it_waits_or_is_refused(house: House) -> None:
+    [both] = await house.workers(Role.BOTH)
+    refused = await house.submit(replace(a_job(tokens=5_000), explain=True))
+    assert isinstance(refused, Refused)
+    assert refused.explanation is not None
+    assert refused.explanation.outcome == "refused"
+    send(house.edge, SUBJECTS.queue(MODEL), QueueReport(router=a_process("router"), model=MODEL, waiting={"paid": 1}))
+    queued = await house.submit(replace(a_job(), explain=True))
+    assert isinstance(queued, Queue)
+    assert queued.explanation is not None
+    assert (queued.explanation.outcome, queued.explanation.reason) == ("queue", "others_wait")
+    assert [one.process for one in queued.explanation.candidates] == [both.process]
+
+
+async def test_asking_of_a_model_that_nobody_serves_leaves_nothing_behind(house: House) -> None:
+    for number in range(10):
+        house.routers[0].explainer.answer(a_question(model=f"nobody-{number}"))
+    assert not house.routers[0].entry._gates
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import pytest
 
 from schemas.state import Cause, Credits, Rates, Role, WorkerState
+from services.bus.silence import SILENT_S
 from services.clock import ManualClock
 from services.router.breaker import FAILURES, OPEN_S, SLOW_S
 from services.router.placement_workers import Worker
-from services.router.view import FORGET_S, SILENT_S, View
+from services.router.view import FORGET_S, View
 from tests.router.fakes import MODEL, a_process, a_state
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from schemas.errors import InternalError
+from schemas.explanation import Explanation
 from schemas.reply import FinishReason
 from services.edge.api.logprobs import Entry, TokenLogprobs
 from services.edge.api.ports import Handle, Text
@@ -60,6 +61,9 @@ class AnyAnswer(Protocol):
     @property
     def done(self) -> bool: ...
 
+    @property
+    def explanation(self) -> Explanation | None: ...
+
     async def admitted(self) -> None: ...
 
     async def next(self, timeout: float) -> list[Piece] | None: ...
@@ -108,6 +112,11 @@ class Answer:
     @property
     def done(self) -> bool:
         return not self._open
+
+    @property
+    def explanation(self) -> Explanation | None:
+        """As its handle's; known once it is admitted, or refused."""
+        return self._handle.explanation
 
     async def admitted(self) -> None:
         """Raises the `HeadraceError` that refused the job."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from schemas.explanation import Explanation
 from schemas.reply import FinishReason
 from services.edge.api.answer import Answer, CallDelta, Piece
 from services.edge.api.tools import Tools
@@ -75,6 +76,10 @@ class CallingAnswer:
     @property
     def done(self) -> bool:
         return self._answer.done
+
+    @property
+    def explanation(self) -> Explanation | None:
+        return self._answer.explanation
 
     async def admitted(self) -> None:
         """Raises the `HeadraceError` that refused the job."""

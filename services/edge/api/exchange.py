@@ -7,17 +7,19 @@ after it is an event in the stream; `data: [DONE]` comes exactly once; nothing i
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from schemas.errors import HeadraceError
+from services.edge.api import explain_header
 from services.edge.api.answer import AnyAnswer
 from services.edge.api.errors import error_response, internal_error
 from services.edge.api.form import DONE, KEEP_ALIVE, Form, Said
 from services.edge.api.measure import Measure
-from services.edge.api.watch import Gone, Writer, watched
+from services.edge.api.watch import Gone, Header, Writer, watched
 from services.edge.gate.meter import Reservation
 from services.edge.jobs.handle import JobCancelled
 from services.settings import EdgeSettings
@@ -81,6 +83,12 @@ class Exchange(Response):
             _log.exception("an answer failed", extra={"headrace_fields": {"request": self._request_id}})
             await self._fail(writer, internal_error(self._request_id))
 
+    async def start(self, writer: Writer, status: int, headers: Iterable[Header]) -> None:
+        """The head of the response, with what its caller asked to be told of the placement."""
+        explanation = self._answer.explanation
+        told = () if explanation is None else ((explain_header.NAME, explain_header.value(explanation)),)
+        await writer.start(status, (*headers, *told))
+
     async def _send(self, writer: Writer) -> None:
         raise NotImplementedError
 
@@ -96,7 +104,7 @@ class Exchange(Response):
             await writer.body(await self._failure(error), more=False)
             return
         response = error_response(error)
-        await writer.start(response.status_code, response.raw_headers)
+        await self.start(writer, response.status_code, response.raw_headers)
         await writer.body(bytes(response.body), more=False)
 
 
@@ -117,7 +125,7 @@ class Streamed(_Formed):
     async def _send(self, writer: Writer) -> None:
         answer, form = self._answer, self._form
         begun: set[int] = set()
-        await writer.start(200, STREAM_HEADERS)
+        await self.start(writer, 200, STREAM_HEADERS)
         while not answer.done:
             pieces = await answer.next(self._pace.keep_alive_s)
             if pieces is None:
@@ -158,5 +166,5 @@ class Whole(_Formed):
                     self._measure.finished(piece.finish)
         data = self._form.whole(said, answer.usage)
         headers = ((b"content-type", b"application/json"), (b"content-length", str(len(data)).encode()))
-        await writer.start(200, headers)
+        await self.start(writer, 200, headers)
         await writer.body(data, more=False)

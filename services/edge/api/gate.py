@@ -15,6 +15,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from schemas.errors import HeadraceError, InvalidApiKey, Unavailable
+from services.edge.api import explain_header
 from services.edge.api.errors import error_response, internal_error
 from services.edge.api.rates import rate_headers
 from services.edge.api.unread import Unread
@@ -100,8 +101,9 @@ class Gate:
             raise Unavailable("The server takes no new requests now.", retry_after=1.0)
         if sum(name == b"authorization" for name, _ in scope["headers"]) > 1:  # a proxy may have read the other one
             raise InvalidApiKey("There is more than one 'Authorization' header.")
-        peer = scope.get("client")
-        scope["state"]["caller"] = await self._door.enter(dict(scope["headers"]), peer[0] if peer else None)
+        headers, peer = dict(scope["headers"]), scope.get("client")
+        explain = explain_header.asked(headers)
+        scope["state"]["caller"] = await self._door.enter(headers, peer[0] if peer else None, explain=explain)
 
     def _rates(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         caller = scope["state"].get("caller")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from schemas.explanation import Explanation
 from schemas.job import Grammar
 from schemas.reply import Logprob
 from schemas.state import ModelCard
@@ -20,6 +21,9 @@ class Handle(Protocol):
 
     @property
     def id(self) -> str: ...
+
+    @property
+    def explanation(self) -> Explanation | None: ...
 
     @property
     def cached_tokens(self) -> int: ...

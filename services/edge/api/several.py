@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
+from schemas.explanation import Explanation
 from services.edge.api.answer import Answer, Piece
 from services.edge.api.usage import Usage
 
@@ -35,6 +36,11 @@ class Several:
     @property
     def done(self) -> bool:
         return all(answer.done for answer in self._answers)
+
+    @property
+    def explanation(self) -> Explanation | None:
+        """Of the first prompt's."""
+        return self._answers[0].explanation
 
     async def admitted(self) -> None:
         """Raises the first refusal."""

@@ -46,6 +46,7 @@ def draft(
         lane=caller.tenant.lane,
         salt=caller.tenant.salt,
         tier=caller.tier,
+        explain=caller.explain,
         n=choices(asked, limit, settings, card.kv_tokens - len(ids) if card.kv_tokens else None),
     )
 

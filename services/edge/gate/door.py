@@ -16,6 +16,7 @@ from schemas.job import Tier
 from services.edge.gate.keyring import Keyring
 from services.edge.gate.keys import PREFIX
 from services.edge.gate.records import Caller
+from services.edge.jobs.explained import Explain
 from services.edge.tenant import DEFAULT, Tenant
 
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip", b"via")
@@ -30,17 +31,27 @@ class Door:
         self._whose = whose
         self._open = open_on_loopback
 
-    async def enter(self, headers: Mapping[bytes, bytes], peer: str | None) -> Caller:
-        """`peer`: the address of the other side. Raises `InvalidApiKey`, `StoreUnavailable`."""
+    async def enter(self, headers: Mapping[bytes, bytes], peer: str | None, *, explain: bool = False) -> Caller:
+        """`peer`: the address of the other side. `explain`: it asks why its request goes where it goes; who shows a key may be
+        one of many tenants, and is told less. Raises `InvalidApiKey`, `StoreUnavailable`."""
         shown = _shown(headers)
         if self._open and not shown.startswith(PREFIX) and _is_loopback(peer) and _is_local(headers):
-            return Caller(self._whose(DEFAULT), Tier.PAID)  # SDKs insist on some key; one that is not ours is as good as none
+            # SDKs insist on some key; one that is not ours is as good as none
+            return Caller(self._whose(DEFAULT), Tier.PAID, explain=Explain.ALL if explain else Explain.NOTHING)
         if not shown:
             raise InvalidApiKey("An API key is needed: send it as 'Authorization: Bearer …'.")
         if len(shown) > _LONGEST:
             raise InvalidApiKey("The API key is not valid.")
         record = await self._keyring.check(shown)
-        return Caller(self._whose(record.tenant), record.tier, record.id, record.models, record.limits, record.tenant_limits)
+        return Caller(
+            self._whose(record.tenant),
+            record.tier,
+            record.id,
+            record.models,
+            record.limits,
+            record.tenant_limits,
+            Explain.WORKERS if explain else Explain.NOTHING,
+        )
 
 
 def _shown(headers: Mapping[bytes, bytes]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from schemas.job import Tier
 from services.edge.gate.limits import NONE, Limits
+from services.edge.jobs.explained import Explain
 from services.edge.tenant import Tenant
 
 
@@ -32,7 +33,10 @@ class KeyRecord:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. `key` is an id, "" = nobody showed one, which is allowed on this machine's own loopback."""
+    """Who asks. `key` is an id, "" = nobody showed one, which is allowed on this machine's own loopback.
+
+    `explain`: what it asked to be told of the placement, as far as it may be.
+    """
 
     tenant: Tenant
     tier: Tier
@@ -40,6 +44,7 @@ class Caller:
     models: frozenset[str] | None = None
     limits: Limits = NONE
     tenant_limits: Limits = NONE
+    explain: Explain = Explain.NOTHING
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from schemas.control import Position
 from schemas.errors import HeadraceError
+from schemas.explanation import Explanation
 from schemas.job import Choice, Deadlines, Job
 from schemas.lifecycle import TRANSITIONS, State, advance
 from schemas.reply import PROMPT, Event, Frame
@@ -65,6 +66,10 @@ class ActiveJob:
         self.given_up = False
         """Another edge holds it, or may; nothing of it is our business any more."""
         self.admitted = False
+        self.answered = False
+        """A router's answer came, or nobody waits for one any more."""
+        self.explanation: Explanation | None = None
+        """What its caller is told of why."""
         self.closed = False
         self.error: HeadraceError | None = None
         self.owned = False
@@ -156,6 +161,7 @@ class ActiveJob:
             resume=self.owned,
             deaths=self.deaths,
             weights=self.weights,
+            explain=bool(draft.explain) and not self.owned,
         )
 
     # what workers say
@@ -220,6 +226,10 @@ class ActiveJob:
     def replay_targets(self) -> list[str]:
         """Who has what may be missing: the owner; while the prompt is, whoever computes or computed it."""
         return [self.owner] if self.prompt.complete else sorted(set(self.processes.values()))
+
+    def age(self, wall: float) -> float:
+        """Seconds since it was made, at Unix time `wall`."""
+        return wall - self._stamp
 
     @property
     def queue_deadline(self) -> float:

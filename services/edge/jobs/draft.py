@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from schemas.job import Sampling, Tier
 from schemas.reply import FinishReason, Logprob
+from services.edge.jobs.explained import Explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """`prompt` is token ids, u32 little-endian; `lane` and `salt` are the tenant's."""
+    """`prompt` is token ids, u32 little-endian; `lane` and `salt` are the tenant's. `explain`: what its caller is told of why."""
 
     model: str
     prompt: bytes
@@ -30,6 +31,7 @@ class Draft:
     salt: bytes
     tier: Tier = Tier.PAID
     n: int = 1
+    explain: Explain = Explain.NOTHING
 
     @property
     def prompt_tokens(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from schemas.explanation import Explanation
 from schemas.reply import Logprob
 from services.edge.jobs.active import ActiveJob
 from services.edge.jobs.draft import Delta
@@ -29,6 +30,11 @@ class JobHandle:
         return self._job.id
 
     @property
+    def explanation(self) -> Explanation | None:
+        """Of where it was placed, as far as its caller asked and may see it."""
+        return self._job.explanation
+
+    @property
     def cached_tokens(self) -> int:
         """Prompt tokens that the first attempt did not compute, as far as is known."""
         return self._job.cached_tokens or 0
@@ -44,10 +50,14 @@ class JobHandle:
         return self._job.prompt.logprobs
 
     async def admitted(self) -> None:
-        """Returns once the job is accepted, queued or owned. Raises the `HeadraceError` that refused it."""
-        while not self._job.admitted:
+        """Returns once the job is accepted, queued or owned; when its caller asked why, not before the router has answered.
+
+        Raises the `HeadraceError` that refused it.
+        """
+        job = self._job
+        while not (job.admitted and (job.answered or not job.draft.explain)):
             self._raise_end()
-            await self._job.mailbox.wait(_PATIENCE_S)
+            await job.mailbox.wait(_PATIENCE_S)
 
     async def next(self, timeout: float) -> list[Delta]:
         """What is new, one `Delta` a choice; an empty list after `timeout` seconds without news, or after the end.

@@ -6,11 +6,11 @@ half of this file runs for every token of every stream, so it does little.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from schemas.errors import Unavailable
 from schemas.lifecycle import State
-from schemas.reply import Digest, DigestEntry, Event, Frame, Frames
+from schemas.reply import BY_OPERATOR, Digest, DigestEntry, Event, Frame, Frames
 from schemas.state import Cause, Death, QueueReport
 from services.bus.interface import Msg
 from services.edge.jobs.active import ActiveJob, AttemptEnd
@@ -27,6 +27,8 @@ COMPUTES = frozenset({State.PREFILLING, State.DECODING})
 
 
 class Inbox:
+    """`end` is called with a job that an operator ended elsewhere."""
+
     def __init__(
         self,
         jobs: Mapping[str, ActiveJob],
@@ -37,6 +39,7 @@ class Inbox:
         peers: Peers,
         vigil: Vigil,
         timing: Timing,
+        end: Callable[[ActiveJob], object],
     ) -> None:
         self._jobs = jobs
         self._wire = wire
@@ -46,6 +49,7 @@ class Inbox:
         self._peers = peers
         self._vigil = vigil
         self._timing = timing
+        self._end = end
 
     def on_reply(self, reply: Frames | Digest, msg: Msg) -> None:
         if type(reply) is Digest:
@@ -79,6 +83,8 @@ class Inbox:
 
     def _event(self, event: Event, word: Word, control: str) -> None:
         job = self._jobs.get(event.job)
+        if job is not None and event.state is State.CANCELLED and event.reason == BY_OPERATOR:
+            self._end(job)
         if event.hop == 0:
             self._router_event(event, job)
         elif job is not None and job.adopts(event.attempt, event.run):

@@ -61,7 +61,7 @@ class JobLife:
         if unplaced is not None:
             job.end_attempt(unplaced)
             return unplaced
-        job.admitted = True
+        job.admitted = job.answered = True
         job.mailbox.wake()
         return await self._see_through(job)
 

@@ -27,6 +27,7 @@ from schemas.placement import Accepted, Queue, Refused, SubmitAnswer
 from services.bus.typed import ask
 from services.bus.work_queue import Put, WorkQueue
 from services.edge.jobs.active import ActiveJob, AttemptEnd
+from services.edge.jobs.explained import told
 from services.edge.jobs.models import ModelBoard
 from services.edge.jobs.timing import Timing
 from services.edge.jobs.wire import Wire
@@ -57,6 +58,7 @@ class Submission:
             return AttemptEnd("too_large", PayloadTooLarge(_TOO_LARGE), final=True)
         except (NoResponders, Disconnected, RequestTimeout, UnreadableMessage) as error:
             return None if job.run else self._unanswered(job, error)  # a worker was faster than its router
+        job.explanation = job.explanation or told(answer.explanation, job.draft.explain)
         match answer:
             case Accepted():
                 self._accepted(job, answer)

@@ -30,6 +30,7 @@ from services.edge.jobs.canceller import Canceller
 from services.edge.jobs.deadlines import Deadlines
 from services.edge.jobs.draft import Draft
 from services.edge.jobs.handle import JobHandle
+from services.edge.jobs.held import Held
 from services.edge.jobs.inbox import Inbox
 from services.edge.jobs.inherited import Inherited
 from services.edge.jobs.life import JobLife
@@ -79,11 +80,14 @@ class Supervisor:
         self._jobs: dict[str, ActiveJob] = {}
         self._deadlines = Deadlines(self._close, self.models)
         self._strangers = strangers = Strangers(self._wire, clock, self._timing.repeat_s)
+        self.held = Held(self._jobs, self._close, bus.process, clock)
         recovery = Recovery(self._wire, self._timing)
         peers = Peers(clock)
         self._requeue = Requeue(self._jobs, submission, self.models, bus)
         self._vigil = Vigil(self._jobs, peers, bus, clock, self._timing)
-        self._inbox = Inbox(self._jobs, self._wire, strangers, recovery, self.models, peers, self._vigil, self._timing)
+        self._inbox = Inbox(
+            self._jobs, self._wire, strangers, recovery, self.models, peers, self._vigil, self._timing, self.held.end
+        )
         self._rejoin = Rejoin(self._wire, self._inbox, self._canceller, self._timing)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: dict[str, Callable[[], None]] = {}

@@ -68,7 +68,7 @@ class WholeResponse(Telling):
                 reading.transcript.take(piece)
         data = msgspec.json.encode(await reading.conclude())
         headers = ((b"content-type", b"application/json"), (b"content-length", str(len(data)).encode()))
-        await writer.start(200, headers)
+        await self.start(writer, 200, headers)
         await writer.body(data, more=False)
 
 
@@ -90,7 +90,7 @@ class StreamedResponse(Telling):
 
     async def _send(self, writer: Writer) -> None:
         reading, transcript = self._reading, self._reading.transcript
-        await writer.start(200, STREAM_HEADERS)
+        await self.start(writer, 200, STREAM_HEADERS)
         if began := transcript.begin(reading.response):
             await writer.body(began)
         try:

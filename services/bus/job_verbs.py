@@ -1,0 +1,48 @@
+"""`jobs` and `cancel` of one service process, as an operator asks for them: the question read, the answer cut into pages.
+
+Must not know what holds the jobs. Invariant: an answer is bounded, however many jobs there are.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from schemas.admin import CancelAnswer, CancelQuestion, HeldJob, JobsPage, PageQuestion
+from schemas.codec import decode_json
+from services.bus.interface import Msg
+from services.bus.micro_endpoint import Answer, ServiceHandler
+
+Q = TypeVar("Q")
+
+
+def job_verbs(
+    process: str, held: Callable[[], Iterable[HeldJob]], cancel: Callable[[str], CancelAnswer]
+) -> dict[str, ServiceHandler]:
+    """Handlers by verb. `cancel` is called with a job's id, and raises `NotFound` for one that is not here."""
+
+    async def jobs(msg: Msg) -> Answer:
+        return page(process, held(), read(msg.data, PageQuestion))
+
+    async def end(msg: Msg) -> Answer:
+        return cancel(read(msg.data, CancelQuestion).job)
+
+    return {"jobs": jobs, "cancel": end}
+
+
+def page(process: str, held: Iterable[HeldJob], asked: PageQuestion) -> JobsPage:
+    """Those of `held` that come after the page before, as many as were asked for."""
+    wanted = [one for one in held if not asked.older_s or (one.age_s is not None and one.age_s >= asked.older_s)]
+    rest = heapq.nsmallest(asked.limit + 1, (one for one in wanted if _key(one) > asked.after), key=_key)
+    shown = rest[: asked.limit]
+    return JobsPage(process=process, jobs=shown, total=len(wanted), next=_key(shown[-1]) if len(rest) > len(shown) else "")
+
+
+def read(data: bytes, kind: type[Q]) -> Q:
+    """What was asked; nothing at all asks for what is usual. Raises `UnreadableMessage`."""
+    return decode_json(data or b"{}", kind)
+
+
+def _key(held: HeldJob) -> str:
+    return held.job + held.run

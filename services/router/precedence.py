@@ -1,0 +1,35 @@
+"""Whether new work must wait because others come first: jobs of its own or a higher tier that wait, resumes that ask again.
+
+Nothing comes of asking. Must not know admission. Invariant: what waiting cannot help is not told to wait.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from schemas.job import Job
+from schemas.placement import Refused
+from services.router.admission import Stays
+from services.router.choice import never
+from services.router.placement import Local, Pair, place
+from services.router.placement_request import Request
+from services.router.resumes import Resumes
+from services.router.view import View
+from services.router.waiting import Waiting
+
+
+class Precedence:
+    def __init__(self, view: View, waiting: Waiting, resumes: Resumes, random: Random) -> None:
+        self._view = view
+        self._waiting = waiting
+        self._resumes = resumes
+        self._random = random
+
+    def others_first(self, job: Job) -> Stays | Refused | None:
+        """What `job`, new work, is told instead of being placed now; None when nobody comes before it."""
+        request, now, pools = Request.of(job), self._view.now(), self._view.pools(job.model)
+        free = self._resumes.left_for(job.model, job.tier, pools)
+        taken = len(free) < len(pools) and not isinstance(place(free, request, now, self._random), Pair | Local)
+        if not taken and not self._waiting.ahead_of(job.model, job.tier):
+            return None
+        return never(self._view, job, place(pools, request, now, self._random)) or Stays("others_wait")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from schemas.codec import Message, SchemaRange
 from schemas.control import CancelAck, CancelJob, Control, Position, Verb
+from schemas.explanation import Candidate, Explanation, PassedOver, Terms
 from schemas.handoff import BlockRef, FirstToken, Handoff, Offer, OfferRequest, Ticket
 from schemas.job import Choice, Deadlines, Grammar, Job, Sampling, Tier, pack_ids
 from schemas.kvevents import KvEvents, KvSnapshot, KvSnapshotRequest
@@ -41,6 +42,18 @@ RUN, JOB = 2**64 - 1, "0123456789abcdef" * 2
 EDGE, WORKER = "e1-mx235xkkixxjc", "d1-mx235xkkixxjd"
 CREDITS = Credits(version=9, prefill_tokens=512, decode_slots=3, kv_blocks=77)
 LOGPROB = Logprob(token=5, logprob=-0.25, top=((5, -0.25), (6, -1.5)))
+EXPLANATION = Explanation(
+    router="r1",
+    outcome="refused",
+    reason="full",
+    retry_after=2.0,
+    prefill=WORKER,
+    decode=WORKER,
+    why=Terms(uncached=9, ttft_s=0.5, wait_s=0.25, load=0.5, kv=0.25),
+    candidates=(Candidate(process=WORKER, does="decode", cached=16, cost=0.5),),
+    passed_over=(PassedOver(process=WORKER, why="no_credit"),),
+    left_out=1,
+)
 TICKET = Ticket(address="127.0.0.1:4000", token=b"t" * 24, expires_s=5.0)
 
 
@@ -81,6 +94,7 @@ def job() -> Job:
         resume=True,
         deaths=1,
         weights="w",
+        explain=True,
         trace={"traceparent": "00-1-2-01"},
     )
 
@@ -151,9 +165,9 @@ def every() -> list[Message]:
         ),
         CancelJob(job=JOB, attempt=1, model="m", tier="paid", lane=3, remember_s=30.0),
         CancelAck(router="r1", job=JOB, purged=True),
-        Accepted(run=RUN, prefill=WORKER, decode=WORKER, router="r1"),
-        Queue(router="r1", reason="others_wait"),
-        Refused(code="no_capacity", reason="full", retry_after=2.0),
+        Accepted(run=RUN, prefill=WORKER, decode=WORKER, router="r1", explanation=EXPLANATION),
+        Queue(router="r1", reason="others_wait", explanation=EXPLANATION),
+        Refused(code="no_capacity", reason="full", retry_after=2.0, explanation=EXPLANATION),
         Placement(run=RUN, job=job(), decode=WORKER, fetch=CachedBlocks(process=WORKER, blocks=3)),
         Accept(run=RUN, credits=CREDITS),
         Refuse(run=RUN, reason="no_blocks", credits=CREDITS, retry_after=1.0),

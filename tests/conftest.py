@@ -11,8 +11,15 @@ import pytest
 from tests.models_fixture import default_model
 from tests.nats_fixture import NatsCluster, NatsServer
 from tests.postgres_fixture import MISSING, Postgres, binaries
+from tests.steady_time import steady_time
 
 __all__ = ["default_model"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _steady_time() -> Iterator[None]:
+    with steady_time():
+        yield
 
 
 @pytest.fixture(scope="session")

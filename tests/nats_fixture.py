@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-START_DEADLINE_S = 10.0
-STOP_DEADLINE_S = 5.0
+from tests.ports import free_port, free_ports
+from tests.waiting import PATIENCE_S
 
 
 def binary() -> str:
@@ -53,7 +53,7 @@ class NatsServer:
         """Returns when the server answers. Raises RuntimeError with its log when it does not in time."""
         with (self._folder / "nats.log").open("ab") as log:
             self._process = subprocess.Popen([binary(), "-c", str(self._file)], stdout=log, stderr=log)
-        deadline = time.monotonic() + START_DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
@@ -91,7 +91,7 @@ class NatsServer:
         process.send_signal(signal.SIGCONT)  # a paused server could not hear the next one
         process.send_signal(number)
         try:
-            process.wait(STOP_DEADLINE_S)
+            process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -108,7 +108,7 @@ class NatsCluster:
     """Servers n1, n2, n3 that know one another; JetStream keeps quorum while two of them live. `config` is everybody's."""
 
     def __init__(self, folder: Path, config: str = "", size: int = 3) -> None:
-        ports = _free_ports(size)
+        ports = free_ports(size)
         routes = ", ".join(f'"nats-route://127.0.0.1:{port}"' for port in ports)
         self.nodes: dict[str, NatsServer] = {}
         for number, port in enumerate(ports, 1):
@@ -135,22 +135,3 @@ class NatsCluster:
     def kill(self) -> None:
         for node in self.nodes.values():
             node.kill()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Different ones: all are held until each is known."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

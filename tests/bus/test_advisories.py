@@ -15,6 +15,7 @@ from services.bus.nats_bus import Credentials, connect
 from services.cli.up.credentials import load_or_create
 from services.cli.up.nats import NatsPlan, write_config
 from tests.nats_fixture import NatsCluster
+from tests.waiting import PATIENCE_S
 
 ACCOUNT = "HEADRACE"
 D1 = "d1-0000000000000"
@@ -46,10 +47,10 @@ async def test_a_router_hears_who_comes_and_goes(guarded: tuple[NatsCluster, dic
 
     for subject in (advisories.connected(ACCOUNT), advisories.disconnected(ACCOUNT)):
         await router.subscribe(subject, note)
-    await router.flush(2.0)
+    await router.flush(PATIENCE_S)
     for server in servers:  # also one that the router is not connected to
         worker = await connect(server, D1, "decode", credentials=Credentials("decode", passwords["decode"]))
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(PATIENCE_S):
             assert await heard.get() == ("CONNECT", D1)
             await worker.close()
             assert await heard.get() == ("DISCONNECT", D1)

@@ -19,6 +19,7 @@ from services.bus.kv_registry import KvRegistry
 from services.bus.nats_bus import connect
 from services.bus.work_queue import Item, Put
 from tests.nats_fixture import NatsCluster
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 TIMEOUT_S = 1.0
@@ -31,7 +32,7 @@ async def buses(nats_cluster: NatsCluster) -> AsyncIterator[list[Bus]]:
     made = [await connect(nats_cluster.url.split(","), f"{name}-0000000000000", "test") for name in ("a", "b")]
     asks, answers = made
     await answers.subscribe("echo", lambda msg: answers.publish(msg.reply, msg.data))
-    await answers.flush(2.0)
+    await answers.flush(PATIENCE_S)
     yield [asks, answers]
     for bus in made:
         await bus.close()

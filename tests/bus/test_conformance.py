@@ -9,7 +9,7 @@ import pytest
 from schemas.errors import Disconnected, IllegalSubject, MessageTooLarge, NoResponders, RequestTimeout
 from services.bus.interface import Bus, Handler, Msg
 from tests.bus.conftest import NewBus
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 def _echo(bus: Bus) -> Handler:
@@ -20,7 +20,7 @@ async def test_a_message_arrives_as_it_was_sent(new_bus: NewBus) -> None:
     one, two = await new_bus("one"), await new_bus("two")
     got: list[Msg] = []
     await two.subscribe("t.a", got.append)
-    await two.flush(1.0)
+    await two.flush(PATIENCE_S)
     one.publish("t.a", b"\x00\r\nx", reply="t.b", headers={"Traceparent": "00-ab"})
     one.publish("t.a", b"")
     await until(lambda: len(got) == 2)
@@ -62,7 +62,7 @@ async def test_order_of_one_connection_is_kept(new_bus: NewBus) -> None:
     one, two = await new_bus("one"), await new_bus("two")
     got: list[int] = []
     await two.subscribe("o.*", lambda msg: got.append(int(msg.data)))
-    await two.flush(1.0)
+    await two.flush(PATIENCE_S)
     for number in range(2_000):
         one.publish(f"o.{number % 3}", str(number).encode())
     await until(lambda: len(got) == 2_000)
@@ -73,7 +73,7 @@ async def test_delivery_is_never_inside_publish(new_bus: NewBus) -> None:
     bus = await new_bus("one")
     inside, seen = False, []
     await bus.subscribe("n", lambda msg: seen.append(inside))
-    await bus.flush(1.0)
+    await bus.flush(PATIENCE_S)
     inside = True
     bus.publish("n", b"")
     inside = False
@@ -87,7 +87,7 @@ async def test_a_queue_group_gets_each_message_once(new_bus: NewBus) -> None:
     await two.subscribe("q", lambda msg: got["two"].append(msg.data), queue="g")
     await three.subscribe("q", lambda msg: got["three"].append(msg.data), queue="g")
     await three.subscribe("q", lambda msg: got["all"].append(msg.data))
-    await asyncio.gather(two.flush(1.0), three.flush(1.0))
+    await asyncio.gather(two.flush(PATIENCE_S), three.flush(PATIENCE_S))
     sent = [str(number).encode() for number in range(200)]
     for data in sent:
         one.publish("q", data)
@@ -100,8 +100,8 @@ async def test_a_queue_group_gets_each_message_once(new_bus: NewBus) -> None:
 async def test_request_and_answer(new_bus: NewBus) -> None:
     one, two = await new_bus("one"), await new_bus("two")
     await two.subscribe("r", _echo(two))
-    await two.flush(1.0)
-    answers = await asyncio.gather(*(one.request("r", b"a%d" % n, timeout=5.0) for n in range(50)))
+    await two.flush(PATIENCE_S)
+    answers = await asyncio.gather(*(one.request("r", b"a%d" % n, timeout=PATIENCE_S) for n in range(50)))
     assert [answer.data for answer in answers] == [b"A%d" % n for n in range(50)]
     assert answers[0].headers["Served-By"] == two.process
 
@@ -118,11 +118,11 @@ async def test_a_publish_with_reply_hears_that_nobody_listens(new_bus: NewBus) -
     others: list[Msg] = []
     await one.subscribe("ctl.one", mine.append)
     await two.subscribe("ctl.one", others.append)
-    await two.flush(1.0)
+    await two.flush(PATIENCE_S)
     one.publish("nobody.here", b"x", reply="ctl.one")
     await until(lambda: mine)
     assert mine[0].no_responders
-    await two.flush(1.0)
+    await two.flush(PATIENCE_S)
     assert others == []
 
 
@@ -131,11 +131,11 @@ async def test_silence_times_out_and_a_late_answer_is_dropped(new_bus: NewBus) -
     held: list[Msg] = []
     await two.subscribe("slow", held.append)
     await two.subscribe("r", _echo(two))
-    await two.flush(1.0)
+    await two.flush(PATIENCE_S)
     with pytest.raises(RequestTimeout):
         await one.request("slow", b"", timeout=0.05)
     two.publish(held[0].reply, b"late")
-    assert (await one.request("r", b"next", timeout=5.0)).data == b"NEXT"
+    assert (await one.request("r", b"next", timeout=PATIENCE_S)).data == b"NEXT"
 
 
 async def test_unsubscribed_means_silence(new_bus: NewBus) -> None:
@@ -157,16 +157,16 @@ async def test_a_drained_subscription_hears_what_was_on_its_way_and_no_more(new_
     one, two = await new_bus("one"), await new_bus("two")
     got: list[bytes] = []
     subscription = await two.subscribe("d", lambda msg: got.append(msg.data))
-    await two.flush(1.0)
+    await two.flush(PATIENCE_S)
     for number in range(500):
         one.publish("d", b"%d" % number)
-    await one.flush(1.0)
-    await subscription.drain(5.0)
+    await one.flush(PATIENCE_S)
+    await subscription.drain(PATIENCE_S)
     assert len(got) == 500
     one.publish("d", b"after")
-    await one.flush(1.0)
-    await two.flush(1.0)
-    await subscription.drain(5.0)
+    await one.flush(PATIENCE_S)
+    await two.flush(PATIENCE_S)
+    await subscription.drain(PATIENCE_S)
     await subscription.unsubscribe()
     assert len(got) == 500
 
@@ -194,7 +194,7 @@ async def test_too_large_is_refused_headers_counted(new_bus: NewBus) -> None:
     with pytest.raises(MessageTooLarge):
         bus.publish("big", bytes(bus.max_payload), headers={"A": "b"})
     with pytest.raises(MessageTooLarge):
-        await bus.request("big", bytes(bus.max_payload), timeout=1.0, headers={"A": "b"})
+        await bus.request("big", bytes(bus.max_payload), timeout=PATIENCE_S, headers={"A": "b"})
     bus.publish("big", bytes(bus.max_payload))
     await until(lambda: got)
     assert len(got) == 1
@@ -206,7 +206,7 @@ async def test_closed_means_disconnected(new_bus: NewBus) -> None:
     one, two = await new_bus("one"), await new_bus("two")
     held: list[Msg] = []
     await two.subscribe("held", held.append)
-    await two.flush(1.0)
+    await two.flush(PATIENCE_S)
     asking = asyncio.create_task(one.request("held", b"", timeout=30.0))
     await until(lambda: held)
     await one.close()
@@ -217,11 +217,11 @@ async def test_closed_means_disconnected(new_bus: NewBus) -> None:
     with pytest.raises(Disconnected):
         one.publish("x", b"")
     with pytest.raises(Disconnected):
-        await one.request("x", b"", timeout=1.0)
+        await one.request("x", b"", timeout=PATIENCE_S)
     with pytest.raises(Disconnected):
         await one.subscribe("x", held.append)
     with pytest.raises(Disconnected):
-        await one.flush(1.0)
+        await one.flush(PATIENCE_S)
 
 
 async def test_drain_hands_over_what_came_and_sends_what_was_published(new_bus: NewBus) -> None:
@@ -235,12 +235,12 @@ async def test_drain_hands_over_what_came_and_sends_what_was_published(new_bus: 
 
     await two.subscribe("work", handler)
     await one.subscribe("answers", lambda msg: answered.append(msg.data))
-    await asyncio.gather(one.flush(1.0), two.flush(1.0))
+    await asyncio.gather(one.flush(PATIENCE_S), two.flush(PATIENCE_S))
     sent = [str(number).encode() for number in range(100)]
     for data in sent:
         one.publish("work", data)
-    await one.flush(1.0)
-    await two.drain(5.0)
+    await one.flush(PATIENCE_S)
+    await two.drain(PATIENCE_S)
     await until(lambda: len(answered) == 100)
     assert got == answered == sent
     assert not two.connected

@@ -15,6 +15,7 @@ from services.bus.nats_bus import connect
 from services.clock import SystemClock
 from services.edge.gate.allotment import SLICES, Allotment, Verdict
 from tests.nats_fixture import NatsServer
+from tests.waiting import PATIENCE_S
 
 EDGES = ("e1-0000000000000", "e2-0000000000000", "e3-0000000000000")
 
@@ -22,7 +23,7 @@ EDGES = ("e1-0000000000000", "e2-0000000000000", "e3-0000000000000")
 @pytest.fixture
 async def edges(own_nats_server: NatsServer) -> AsyncIterator[list[Counters]]:
     buses = [await connect([own_nats_server.url], edge, "edge") for edge in EDGES]
-    yield [Counters(JetStream(bus), Subjects()) for bus in buses]
+    yield [Counters(JetStream(bus, timeout=PATIENCE_S), Subjects()) for bus in buses]
     for bus in buses:
         await bus.close()
 

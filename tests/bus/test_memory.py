@@ -10,7 +10,7 @@ import pytest
 from schemas.errors import Disconnected, NoResponders, RequestTimeout
 from services.bus.memory import Delivery, MemoryBroker, MemoryBus, soon
 from services.clock import ManualClock
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 def _pair(clock: ManualClock | None = None) -> tuple[MemoryBroker, MemoryBus, MemoryBus]:
@@ -31,7 +31,7 @@ async def test_a_cut_connection_neither_sends_nor_hears_and_hears_again_after() 
     with pytest.raises(Disconnected):
         two.publish("a", b"")
     with pytest.raises(NoResponders):
-        await one.request("a", b"", timeout=1.0)
+        await one.request("a", b"", timeout=PATIENCE_S)
     two.reconnect()
     clock.advance(3.0)
     assert (two.connected, two.down_for(), two.steady_for()) == (True, 0.0, 3.0)

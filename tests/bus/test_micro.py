@@ -15,7 +15,7 @@ from services.bus.interface import Bus, Msg
 from services.bus.micro import MAX_RUNNING, Service
 from services.bus.micro_endpoint import Answer
 from tests.bus.conftest import NewBus
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 SEMVER = re.compile(r"^\d+\.\d+\.\d+([-+].*)?$")
 
@@ -58,7 +58,7 @@ class Fixture:
 async def it(new_bus: NewBus) -> AsyncIterator[Fixture]:
     it = Fixture(await new_bus("worker"), await new_bus("caller"))
     await it.service.start()
-    await it.bus.flush(1.0)
+    await it.bus.flush(PATIENCE_S)
     yield it
     await it.service.drain(0.0)
 

@@ -12,7 +12,7 @@ from schemas.errors import IllegalSubject, MessageTooLarge
 from services.bus.nats_bus import NatsBus, connect
 from services.bus.nats_client import Client, encode_headers
 from tests.nats_fixture import NatsServer
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 PROCESS = "s1-0000000000000"
 
@@ -40,7 +40,7 @@ def test_they_are_still_called_where_we_expect_them() -> None:
 async def test_publish_appends_to_what_nats_py_would_write(nats_server: NatsServer) -> None:
     bus = await _bus(nats_server)
     client = bus._client
-    await bus.flush(1.0)
+    await bus.flush(PATIENCE_S)
     assert client._pending == []
     bus.publish("a.b", b"xy", reply="c")
     bus.publish("a.b", b"xy", headers={"K": "v"})
@@ -58,7 +58,7 @@ async def test_a_flush_is_a_barrier_behind_what_is_pending(nats_server: NatsServ
     assert pong == []
     await bus._client._send_ping()
     assert bus._client._pending[-1] == b"PING\r\n"
-    await bus.flush(1.0)
+    await bus.flush(PATIENCE_S)
     await bus.close()
 
 

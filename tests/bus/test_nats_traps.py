@@ -18,7 +18,7 @@ from services.bus.nats_bus import Credentials, NatsBus, connect
 from services.bus.nats_client import MAX_UNSENT
 from services.telemetry.metrics import Metrics
 from tests.nats_fixture import NatsServer
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 ONE, TWO = "one-0000000000000", "two-0000000000000"
 
@@ -45,7 +45,7 @@ async def peer(server: NatsServer) -> AsyncIterator[NatsBus]:
 async def _works(bus: NatsBus) -> None:
     """`bus` answers itself, through the server."""
     await bus.subscribe("works", lambda msg: bus.publish(msg.reply, b"yes"))
-    assert (await bus.request("works", b"", timeout=2.0)).data == b"yes"
+    assert (await bus.request("works", b"", timeout=PATIENCE_S)).data == b"yes"
 
 
 async def test_1_an_error_from_the_server_is_a_reconnect_not_the_end(server: NatsServer, peer: NatsBus) -> None:
@@ -53,7 +53,7 @@ async def test_1_an_error_from_the_server_is_a_reconnect_not_the_end(server: Nat
     bus = await connect(server.url, ONE, "test", metrics=metrics)
     got: list[bytes] = []
     await bus.subscribe("still.here", lambda msg: got.append(msg.data))
-    await bus.flush(1.0)
+    await bus.flush(PATIENCE_S)
     bus._client._max_payload = 2**31  # as if our own check had missed it
     bus.publish("x", bytes(2_000_000))
     await until(lambda: bus.connected and bus.steady_for() < float("inf"), what="reconnected")
@@ -73,12 +73,12 @@ async def test_2_nothing_published_while_down_is_ever_delivered(server: NatsServ
     with pytest.raises(Disconnected):
         bus.publish("job", b"stale")
     with pytest.raises(Disconnected):
-        await bus.request("job", b"stale", timeout=1.0)
+        await bus.request("job", b"stale", timeout=PATIENCE_S)
     server.start()
     got: list[Msg] = []
     late = await connect(server.url, TWO, "test")
     await late.subscribe("job", got.append)
-    await late.flush(1.0)
+    await late.flush(PATIENCE_S)
     await until(lambda: bus.connected)
     bus.publish("job", b"fresh")
     await until(lambda: got)
@@ -104,10 +104,10 @@ async def test_2_what_a_hanging_server_did_not_read_is_not_sent_later(server: Na
     late = await connect(server.url, TWO, "test")
     got: list[Msg] = []
     await late.subscribe("job", got.append)
-    await late.flush(1.0)
+    await late.flush(PATIENCE_S)
     await until(lambda: bus.connected)
     await _works(bus)
-    await late.flush(1.0)
+    await late.flush(PATIENCE_S)
     assert got == []
     await late.close()
 
@@ -126,8 +126,8 @@ async def test_3_handlers_dispatch_so_slow_requests_run_together(bus: NatsBus, p
         task.add_done_callback(tasks.discard)
 
     await peer.subscribe("slow", handler)
-    await peer.flush(1.0)
-    asking = asyncio.gather(*(bus.request("slow", b"", timeout=5.0) for _ in range(3)))
+    await peer.flush(PATIENCE_S)
+    asking = asyncio.gather(*(bus.request("slow", b"", timeout=PATIENCE_S) for _ in range(3)))
     await until(lambda: len(started) == 3, what="all three at once")
     go.set()
     assert [msg.data for msg in await asking] == [b"done"] * 3
@@ -144,7 +144,7 @@ async def test_5_drain_ends_at_its_deadline_and_while_disconnected(server: NatsS
     other = await connect(server.url, TWO, "test")
     server.kill()
     await until(lambda: not other.connected)
-    await other.drain(5.0)
+    await other.drain(PATIENCE_S)
     with pytest.raises(Disconnected):
         other.publish("x", b"")
 
@@ -176,7 +176,7 @@ async def test_7_a_slow_handler_loses_nothing(bus: NatsBus, peer: NatsBus) -> No
                 pass
 
     await bus.subscribe("flood", slow)
-    await bus.flush(1.0)
+    await bus.flush(PATIENCE_S)
     for number in range(20_000):
         peer.publish("flood", str(number).encode())
     await until(lambda: len(got) == 20_000, timeout=20.0)
@@ -190,7 +190,7 @@ async def test_8_a_flush_that_timed_out_does_not_deafen_us(server: NatsServer, b
         await bus.flush(0.05)
     server.resume()
     await _works(bus)
-    await bus.flush(1.0)
+    await bus.flush(PATIENCE_S)
     assert bus.steady_for() == float("inf")
 
 
@@ -236,7 +236,7 @@ async def test_9_it_reconnects_for_ever_and_hears_again(server: NatsServer, bus:
     got: list[bytes] = []
     await bus.subscribe("r.*", lambda msg: got.append(msg.data), queue="g")
     gone = await bus.subscribe("gone", lambda msg: got.append(b"unsubscribed"))
-    await bus.flush(1.0)
+    await bus.flush(PATIENCE_S)
     server.kill()
     await until(lambda: not bus.connected and not peer.connected)
     assert bus.steady_for() == 0.0
@@ -255,10 +255,10 @@ async def test_9_it_reconnects_for_ever_and_hears_again(server: NatsServer, bus:
 
 async def test_10_a_delivered_jetstream_message_carries_the_ack_subject(bus: NatsBus) -> None:
     """Why the caller's inbox travels in a header or in the payload, and never as the NATS reply subject of a job."""
-    await bus.request("$JS.API.STREAM.CREATE.T", json.dumps({"name": "T", "subjects": ["t.>"]}).encode(), timeout=2.0)
-    await bus.request("t.job", b"x", timeout=2.0, headers={"Headrace-Reply": "mine"})
+    await bus.request("$JS.API.STREAM.CREATE.T", json.dumps({"name": "T", "subjects": ["t.>"]}).encode(), timeout=PATIENCE_S)
+    await bus.request("t.job", b"x", timeout=PATIENCE_S, headers={"Headrace-Reply": "mine"})
     config = {"stream_name": "T", "config": {"durable_name": "d", "ack_policy": "explicit"}}
-    await bus.request("$JS.API.CONSUMER.DURABLE.CREATE.T.d", json.dumps(config).encode(), timeout=2.0)
+    await bus.request("$JS.API.CONSUMER.DURABLE.CREATE.T.d", json.dumps(config).encode(), timeout=PATIENCE_S)
     got: list[Msg] = []
     inbox = bus.new_inbox() + ".pull"
     await bus.subscribe(inbox, got.append)

@@ -13,7 +13,7 @@ from services.bus.typed import Refusals, answer, ask, family, listen, send
 from services.clock import ManualClock
 from services.telemetry.metrics import Metrics
 from tests.bus.conftest import NewBus
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 CANCEL = Control(run=7, job="0" * 32, verb=Verb.CANCEL)
 FROM_THE_FUTURE = Control(schema=99, run=7, job="0" * 32, verb=Verb.CANCEL)
@@ -23,7 +23,7 @@ async def test_send_and_listen(new_bus: NewBus) -> None:
     one, two = await new_bus("one"), await new_bus("two")
     got: list[tuple[Control, str]] = []
     await listen(two, "hr.ctl.two", Control, lambda message, msg: got.append((message, msg.reply)), refusals=Refusals())
-    await two.flush(1.0)
+    await two.flush(PATIENCE_S)
     send(one, "hr.ctl.two", CANCEL, reply="hr.ctl.one")
     await until(lambda: got)
     assert got == [(CANCEL, "hr.ctl.one")]
@@ -34,8 +34,8 @@ async def test_ask_reads_one_of_several_answers(new_bus: NewBus) -> None:
     answers: list[SubmitAnswer] = [Queue(router="r"), Refused(code="overloaded", reason="full", retry_after=2.0)]
     sent = list(answers)
     await listen(two, "hr.submit.m", Control, lambda _, msg: _ignore(answer(two, msg, sent.pop(0))), refusals=Refusals())
-    await two.flush(1.0)
-    got: list[SubmitAnswer] = [await ask(one, "hr.submit.m", CANCEL, SubmitAnswer, timeout=2.0) for _ in range(2)]
+    await two.flush(PATIENCE_S)
+    got: list[SubmitAnswer] = [await ask(one, "hr.submit.m", CANCEL, SubmitAnswer, timeout=PATIENCE_S) for _ in range(2)]
     assert got == answers
 
 
@@ -45,7 +45,7 @@ async def test_the_unreadable_is_refused_counted_and_answered_at_once(new_bus: N
     refusals = Refusals(metrics, clock)
     got: list[Control] = []
     await listen(two, "hr.ctl.two", Control, lambda message, _: got.append(message), refusals=refusals)
-    await two.flush(1.0)
+    await two.flush(PATIENCE_S)
     with pytest.raises(UnreadableMessage):
         await ask(one, "hr.ctl.two", CancelAck(router="r", job="j"), CancelAck, timeout=30.0)
     with pytest.raises(UnsupportedSchema):
@@ -64,7 +64,7 @@ async def test_the_unreadable_is_refused_counted_and_answered_at_once(new_bus: N
 async def test_an_unreadable_answer_is_not_half_read(new_bus: NewBus) -> None:
     one, two = await new_bus("one"), await new_bus("two")
     await two.subscribe("r", lambda msg: two.publish(msg.reply, b"rubbish"))
-    await two.flush(1.0)
+    await two.flush(PATIENCE_S)
     with pytest.raises(UnreadableMessage):
         await ask(one, "r", CANCEL, CancelAck, timeout=30.0)
 
@@ -108,7 +108,7 @@ async def test_a_bad_frame_is_not_answered_on_its_senders_control_subject(new_bu
     await listen(bus, "hr.reply.e", Control, lambda *_: None, refusals=refusals)
     bus.publish("hr.reply.e", b"bad", reply="hr.ctl.w")
     await until(lambda: refusals.refused.total() == 1)
-    await bus.flush(1.0)
+    await bus.flush(PATIENCE_S)
     assert answered == []
 
 

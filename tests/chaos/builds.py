@@ -17,8 +17,9 @@ from typing import Any
 import nats
 
 from schemas.identity import process_name
-from services.edge.http_server import free_port
 from tests.chaos.streams import ready, until
+from tests.ports import free_port
+from tests.waiting import PATIENCE_S
 
 KINDS = {"r": "router", "e": "edge", "p": "prefill", "d": "decode"}
 
@@ -39,7 +40,7 @@ class Fleet:
         env = {key: value for key, value in os.environ.items() if not key.startswith("HEADRACE_")}
         env |= {"HEADRACE_HOME": str(self.folder / "home"), "HEADRACE_NATS__URL": self.nats_url, **self.settings, **settings}
         if kind == "edge":
-            port = free_port("127.0.0.1", 0)
+            port = free_port()
             self.urls[name], env["HEADRACE_EDGE__PORT"] = f"http://127.0.0.1:{port}", str(port)
         with (self.folder / f"{name}.log").open("wb") as log:
             argv = [sys.executable, "-m", "services.cli.main", *words, "--name", name]
@@ -83,7 +84,7 @@ class Fleet:
                 role = ping.get("name", "").removeprefix("headrace-")
                 if role in ROLES:
                     subject = f"hr.admin.{role}.{ping['id']}.status"
-                    answer = await client.request(subject, b"{}", timeout=2.0)
+                    answer = await client.request(subject, b"{}", timeout=PATIENCE_S)
                     found[process_name(ping["id"])] = json.loads(answer.data)
         finally:
             await client.close()

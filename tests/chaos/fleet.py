@@ -17,7 +17,8 @@ from services.cli.up.nats import NatsPlan, violations, write_config
 from services.cli.up.plan import Counts, plan
 from services.settings import EdgeSettings, Settings, WorkerSettings
 from tests.e2e.operator import Operator
-from tests.nats_fixture import NatsCluster, free_port
+from tests.nats_fixture import NatsCluster
+from tests.ports import free_port
 from tests.text.tiny import write_tiny_model_folder
 
 STOP_S = 20.0

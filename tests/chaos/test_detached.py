@@ -22,6 +22,7 @@ from tests.chaos.workers import Workers
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import operator
 from tests.e2e.running import Up
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -195,7 +196,7 @@ async def test_cancelled_and_deleted_from_another_edge(scripted_stack: StartScri
         await asyncio.gather(*reading)
         assert [one.error for one in readings] == ["cancelled", "not_found"]
         assert (await second.ask("find", job=deleted))["error"] == "not_found"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while (await second.ask("find", job=cancelled))["state"] != "cancelled":  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.1)
         await op.assert_clean()

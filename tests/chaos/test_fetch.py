@@ -33,6 +33,7 @@ from tests.chaos.tap import taking_over, tap
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import operator
 from tests.e2e.running import Up
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -82,12 +83,12 @@ class Player:
             edge=self.edge.process,
         )
         room = LeaseItem(run=run, verb=LeaseVerb.RESERVE, blocks=BLOCKS + 1)
-        reserved = await ask(self.router, S.decode_lease(to), Lease(process="r", items=(room,)), LeaseAnswer, timeout=2)
+        reserved = await ask(self.router, S.decode_lease(to), Lease(process="r", items=(room,)), LeaseAnswer, timeout=PATIENCE_S)
         assert reserved.results[0].ok
         cached = CachedBlocks(process=processes.process_id(self.up, fetch), blocks=BLOCKS) if fetch else None
         placement = Placement(run=run, job=job, decode=to, fetch=cached)
         subject = S.prefill_submit(processes.process_id(self.up, prefill))
-        taken = await ask(self.router, subject, placement, WorkerAnswer, timeout=2)
+        taken = await ask(self.router, subject, placement, WorkerAnswer, timeout=PATIENCE_S)
         assert isinstance(taken, Accept), taken
         return run
 

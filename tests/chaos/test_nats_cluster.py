@@ -13,6 +13,7 @@ from services.cli.up.plan import Counts
 from tests.chaos.fleet import Fleet, fleet
 from tests.chaos.streams import Progress, ask_all, assert_same, longest_pause, questions, ready, undisturbed, until
 from tests.nats_fixture import NatsServer
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -38,7 +39,7 @@ async def leader(made: Fleet) -> NatsServer:
     """The server that leads the work queue's stream."""
     async with made.operator() as op, asyncio.timeout(30.0):
         while True:
-            info = json.loads((await op.client.request(f"$JS.API.STREAM.INFO.{JOBS_STREAM}", b"", timeout=2)).data)
+            info = json.loads((await op.client.request(f"$JS.API.STREAM.INFO.{JOBS_STREAM}", b"", timeout=PATIENCE_S)).data)
             if name := info.get("cluster", {}).get("leader"):
                 return made.cluster.nodes[name]
             await asyncio.sleep(0.1)
@@ -124,7 +125,7 @@ async def test_its_data(cluster: Fleet) -> None:
     assert_same(await ask_all(cluster.url, STREAMS, fault), expected)
     await whole(cluster)
     async with cluster.operator() as op:
-        info = json.loads((await op.client.request(f"$JS.API.STREAM.INFO.{JOBS_STREAM}", b"", timeout=5)).data)
+        info = json.loads((await op.client.request(f"$JS.API.STREAM.INFO.{JOBS_STREAM}", b"", timeout=PATIENCE_S)).data)
         assert info["config"]["num_replicas"] == 3
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from services.cli.main import main
-from services.cli.up.nats import free_port
+from tests.ports import free_port
 
 
 class FakeServer(ThreadingHTTPServer):

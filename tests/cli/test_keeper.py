@@ -13,7 +13,7 @@ from services.cli.up.keeper import LAST_DELAY_S, Keeper, Watch, backoff
 from services.cli.up.output import LogFile, Output
 from services.clock import ManualClock
 from tests.cli.programs import CRASHES, GOOD, STUBBORN, alive, program
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 DIES_TWICE = (
     "import os, pathlib, signal, sys\n"
@@ -116,8 +116,8 @@ async def test_stop_while_it_waits_to_start_again(world: World) -> None:
     keeper = Keeper(program("d1", CRASHES), world.output, world.watch)
     running = asyncio.create_task(keeper.run())
     await until(lambda: world.said)
-    await asyncio.wait_for(keeper.stop(), 5)
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(keeper.stop(), PATIENCE_S)
+    await asyncio.wait_for(running, PATIENCE_S)
 
 
 async def test_stop_during_the_start(world: World) -> None:
@@ -125,15 +125,15 @@ async def test_stop_during_the_start(world: World) -> None:
     running = asyncio.create_task(keeper.run())
     await asyncio.sleep(0)  # the child is being started
     await asyncio.wait_for(keeper.stop(), 15)
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, PATIENCE_S)
     assert keeper.pid is None
 
 
 async def test_stop_before_and_after_it_ran(world: World) -> None:
     keeper = Keeper(program("d1", GOOD), world.output, world.watch)
-    await asyncio.wait_for(keeper.stop(), 5)
-    await asyncio.wait_for(keeper.run(), 5)
-    await asyncio.wait_for(keeper.stop(), 5)
+    await asyncio.wait_for(keeper.stop(), PATIENCE_S)
+    await asyncio.wait_for(keeper.run(), PATIENCE_S)
+    await asyncio.wait_for(keeper.stop(), PATIENCE_S)
     assert world.ends == []
 
 

@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from services.cli.up import probe
-from services.cli.up.nats import free_port, port_is_free
+from services.cli.up.nats import port_is_free
 from services.cli.up.probe import http_status, nats_answers
 from tests.nats_fixture import NatsServer
+from tests.ports import free_port
+from tests.waiting import PATIENCE_S
 
 REQUEST = b"GET /ready HTTP/1.1\r\nHost: 127.0.0.1:1\r\n"  # the least of it: a port may be short
 
@@ -74,5 +76,5 @@ async def test_one_that_never_answers_costs_its_deadline_only(monkeypatch: pytes
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        assert await asyncio.wait_for(http_status("127.0.0.1", port, "/ready"), 5) == (0, "")
+        assert await asyncio.wait_for(http_status("127.0.0.1", port, "/ready"), PATIENCE_S) == (0, "")
         assert connected.is_set()

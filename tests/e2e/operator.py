@@ -13,8 +13,7 @@ import nats
 from nats.aio.client import Client
 
 from tests.e2e.running import Up
-
-ANSWER_S = 2.0
+from tests.waiting import PATIENCE_S
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,20 @@ class Operator:
         found: list[dict[str, Any]] = []
         try:
             while True:
-                msg = await heard.next_msg(timeout=ANSWER_S if not found else 0.3)
+                msg = await heard.next_msg(timeout=PATIENCE_S if not found else 0.3)
                 found.append(json.loads(msg.data))
         except nats.errors.TimeoutError:
             return found
         finally:
             await heard.unsubscribe()
+
+    async def service(self, name: str) -> str:
+        """The id of a process that is `headrace-<name>`."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                for found in await self.services():
+                    if found["name"] == f"headrace-{name}":
+                        return str(found["id"])
 
     async def workers(self) -> dict[str, dict[str, Any]]:
         """The status of each worker by process id."""
@@ -46,24 +53,26 @@ class Operator:
         return statuses
 
     async def ask(self, subject: str) -> dict[str, Any]:
-        answer = await self.client.request(subject, b"{}", timeout=ANSWER_S)
+        answer = await self.client.request(subject, b"{}", timeout=PATIENCE_S)
         decoded: dict[str, Any] = json.loads(answer.data)
         return decoded
 
     async def metrics(self, role: str) -> str:
         """Prometheus text of all processes of `role`."""
         found = [service["id"] for service in await self.services() if service["name"] == f"headrace-{role}"]
-        answers = [await self.client.request(f"hr.admin.{role}.{one}.metrics", b"{}", timeout=ANSWER_S) for one in found]
+        answers = [await self.client.request(f"hr.admin.{role}.{one}.metrics", b"{}", timeout=PATIENCE_S) for one in found]
         return "\n".join(answer.data.decode() for answer in answers)
 
-    async def assert_clean(self, within: float = 5.0) -> None:
+    async def assert_clean(self, within: float = PATIENCE_S) -> None:
         """Every pool is at its baseline, its books are right, no run is left. Raises AssertionError with what is not."""
         statuses = await self.until(lambda found: all(_clean(status) for status in found.values()), within)
         assert statuses
         assert all(status["kv"]["integrity"] == "ok" for status in statuses.values()), statuses
         assert all(status["kv"]["orphaned"] == 0 for status in statuses.values()), statuses
 
-    async def until(self, condition: Callable[[dict[str, dict[str, Any]]], bool], within: float) -> dict[str, dict[str, Any]]:
+    async def until(
+        self, condition: Callable[[dict[str, dict[str, Any]]], bool], within: float = PATIENCE_S
+    ) -> dict[str, dict[str, Any]]:
         """The workers' statuses once they satisfy `condition`. Raises AssertionError after `within` seconds."""
         deadline = asyncio.get_running_loop().time() + within
         while True:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.cli.up.nats import port_is_free, violations
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 _READY = re.compile(r"^Headrace is ready: (http://127\.0\.0\.1:(\d+)) \(model (.+)\)$", re.MULTILINE)
@@ -91,7 +92,7 @@ class Up:
 
     def assert_nothing_is_left(self) -> None:
         """No process, and neither port. A dying process gives up its memory, where we look, before its sockets."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while left := [*self.processes(), *(port for port in (self.port, self.nats_port) if not port_is_free("127.0.0.1", port))]:
             assert time.monotonic() < deadline, f"left (process or port): {left}; {self.said}"
             time.sleep(0.01)
@@ -126,7 +127,7 @@ def started(
     finally:
         for pid in up.processes():
             _kill(pid)
-        process.wait(10)
+        process.wait(PATIENCE_S)
 
 
 def _pids() -> list[int]:

@@ -15,6 +15,7 @@ import pytest
 from tests.e2e.conftest import StartScripted
 from tests.e2e.running import ROOT, Up
 from tests.e2e.test_scripted import body
+from tests.waiting import PATIENCE_S
 
 PRICE = 0.001
 SETTINGS = {"HEADRACE_EDGE__PRICE_PER_COMPUTE_S": str(PRICE), "HEADRACE_SCRIPTED__DECODE_STEP_S": "0.005"}
@@ -41,7 +42,7 @@ async def ask(up: Up, key: str, **fields: Any) -> httpx.Response:
 
 async def ledger(up: Up, tenant: str, rows: int) -> list[dict[str, Any]]:
     """The tenant's rows, once there are so many."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             connection = sqlite3.connect(up.home / "edge.db")
             connection.row_factory = sqlite3.Row

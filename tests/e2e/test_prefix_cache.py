@@ -14,7 +14,7 @@ from schemas.subjects import Subjects
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import operator
 from tests.e2e.running import Up
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 SUBJECTS = Subjects()
 
@@ -72,7 +72,7 @@ async def test_a_router_hears_what_is_cached(scripted_stack: StartScripted) -> N
         await until(lambda: all(len(heard[worker]) == status["kv"]["cached"] for worker, status in statuses.items()))
         for worker in statuses:
             request = encode(KvSnapshotRequest())
-            snapshot = decode((await client.request(SUBJECTS.kv_snapshot(worker), request, timeout=2)).data, KvSnapshot)
+            snapshot = decode((await client.request(SUBJECTS.kv_snapshot(worker), request, timeout=PATIENCE_S)).data, KvSnapshot)
             assert snapshot.pages == 1
             assert set(snapshot.hashes) == heard[worker]
     finally:

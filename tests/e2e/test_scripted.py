@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
+from collections.abc import Awaitable
 from random import Random
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import operator
 from tests.e2e.running import Up
+from tests.waiting import PATIENCE_S
 
 SLOW_PREFILL = {"HEADRACE_SCRIPTED__PREFILL_TOKEN_S": "0.2", "HEADRACE_WORKER__STEP_TOKENS": "16"}
 SLOW_DECODE = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.05"}
@@ -49,16 +50,17 @@ async def streamed(up: Up, content: str, **fields: Any) -> str:
     return text
 
 
-async def hang_up(up: Up, after: float, *, stream: bool, content: str = "hello world", max_tokens: int = 400) -> None:
-    """Ask, and close the connection `after` seconds later."""
+async def hang_up(up: Up, after: Awaitable[object], *, stream: bool, content: str = "hello world", max_tokens: int = 400) -> None:
+    """Ask, and close the connection when `after` is over."""
     async with httpx.AsyncClient(base_url=up.url, timeout=60) as client:
         asked = asyncio.create_task(
             client.post("/v1/chat/completions", json=body(content, stream=stream, max_tokens=max_tokens, ignore_eos=True))
         )
-        await asyncio.wait([asked], timeout=after)
-        asked.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asked
+        leaving = asyncio.ensure_future(after)
+        await asyncio.wait([asked, leaving], return_when=asyncio.FIRST_COMPLETED)
+        for task in (asked, leaving):
+            task.cancel()
+        await asyncio.wait([asked, leaving])
 
 
 async def test_streamed_and_not_streamed_are_the_same(scripted_stack: StartScripted) -> None:
@@ -91,8 +93,10 @@ async def test_sixteen_chats_at_once_get_the_tokens_they_get_alone(scripted_stac
 async def test_hanging_up_while_prefilling(scripted_stack: StartScripted, stream: bool) -> None:
     up = scripted_stack(**SLOW_PREFILL)
     async with operator(up) as op:
-        asked = asyncio.create_task(hang_up(up, 0.6, stream=stream))
-        await op.until(lambda found: any(s["runs"] for i, s in found.items() if i.startswith("p")), 5.0)
+        seen = asyncio.Event()
+        asked = asyncio.create_task(hang_up(up, seen.wait(), stream=stream, content="long" * 20))
+        await op.until(lambda found: any(s["runs"] for i, s in found.items() if i.startswith("p")))
+        seen.set()
         await asked
         await op.assert_clean()
 
@@ -101,15 +105,16 @@ async def test_hanging_up_while_prefilling(scripted_stack: StartScripted, stream
 async def test_hanging_up_while_queued(scripted_stack: StartScripted, stream: bool) -> None:
     up = scripted_stack(**SLOW_PREFILL)
     async with operator(up) as op:
-        router = next(service["id"] for service in await op.services() if service["name"] == "headrace-router")
+        router, seen = await op.service("router"), asyncio.Event()
         # The first computes, the second fills the worker's own queue, the others wait in JetStream.
-        asked = [asyncio.create_task(hang_up(up, 2.5, stream=stream, content=f"job {n}")) for n in range(5)]
-        deadline = asyncio.get_running_loop().time() + 5
+        asked = [asyncio.create_task(hang_up(up, seen.wait(), stream=stream, content=f"job {n}")) for n in range(5)]
+        deadline = asyncio.get_running_loop().time() + PATIENCE_S
         while not _waiting(await op.ask(f"hr.admin.router.{router}.status")):
             assert asyncio.get_running_loop().time() < deadline, "no job waited in the queue"
+        seen.set()
         await asyncio.gather(*asked)
         await op.assert_clean()
-        deadline = asyncio.get_running_loop().time() + 5
+        deadline = asyncio.get_running_loop().time() + PATIENCE_S
         while _waiting(await op.ask(f"hr.admin.router.{router}.status")):
             assert asyncio.get_running_loop().time() < deadline, "a cancelled job stayed in the queue"
 
@@ -118,8 +123,10 @@ async def test_hanging_up_while_queued(scripted_stack: StartScripted, stream: bo
 async def test_hanging_up_while_decoding(scripted_stack: StartScripted, stream: bool) -> None:
     up = scripted_stack(**SLOW_DECODE)
     async with operator(up) as op:
-        asked = asyncio.create_task(hang_up(up, 1.0, stream=stream))
-        await op.until(lambda found: any(s["runs"] for i, s in found.items() if i.startswith("d")), 5.0)
+        seen = asyncio.Event()
+        asked = asyncio.create_task(hang_up(up, seen.wait(), stream=stream))
+        await op.until(lambda found: any(s["runs"] for i, s in found.items() if i.startswith("d")))
+        seen.set()
         await asked
         await op.assert_clean()
 
@@ -129,7 +136,7 @@ async def test_hanging_up_while_handing_off(scripted_stack: StartScripted) -> No
     up = scripted_stack(**BIG_BLOCKS)
     async with operator(up) as op:
         for step in range(24):
-            await hang_up(up, 0.01 * step, stream=bool(step % 2), content="z" * 60)
+            await hang_up(up, asyncio.sleep(0.01 * step), stream=bool(step % 2), content="z" * 60)
         await op.assert_clean()
         assert (await chat(up, "still there?", max_tokens=3))["usage"]["completion_tokens"] <= 3
 
@@ -141,7 +148,12 @@ async def test_hanging_up_at_any_moment(scripted_stack: StartScripted) -> None:
         for _ in range(8):
             await asyncio.gather(
                 *(
-                    hang_up(up, random.uniform(0, 0.08), stream=random.random() < 0.5, content="w" * random.randrange(1, 90))
+                    hang_up(
+                        up,
+                        asyncio.sleep(random.uniform(0, 0.08)),
+                        stream=random.random() < 0.5,
+                        content="w" * random.randrange(1, 90),
+                    )
                     for _ in range(8)
                 )
             )
@@ -152,8 +164,8 @@ async def test_operators_read_a_worker_s_metrics(scripted_stack: StartScripted) 
     up = scripted_stack()
     async with operator(up) as op:
         await chat(up, "count me", max_tokens=3)
-        worker = next(service["id"] for service in await op.services() if service["name"] == "headrace-prefill")
-        text = (await op.client.request(f"hr.admin.prefill.{worker}.metrics", b"", timeout=2)).data.decode()
+        worker = await op.service("prefill")
+        text = (await op.client.request(f"hr.admin.prefill.{worker}.metrics", b"", timeout=PATIENCE_S)).data.decode()
         assert "headrace_kv_blocks_total" in text
         assert "headrace_kv_blocks_orphaned 0.0" in text
         assert 'headrace_handoffs_total{outcome="released"}' in text

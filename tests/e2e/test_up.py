@@ -14,9 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.cli.up.nats import free_port
 from services.models.store import ModelFiles
 from tests.e2e.running import ROOT, Up, started
+from tests.ports import free_port
+from tests.waiting import PATIENCE_S
 
 pytestmark = [
     pytest.mark.slow,
@@ -78,7 +79,7 @@ def test_a_worker_that_is_killed_comes_back(scripted: Up) -> None:
 def test_nothing_outlives_a_supervisor_that_is_killed(scripted: Up) -> None:
     assert len(scripted.processes()) == 6  # up, NATS, router, prefill, decode, edge
     scripted.process.kill()
-    scripted.process.wait(10)
+    scripted.process.wait(PATIENCE_S)
     scripted.assert_nothing_is_left()
 
 
@@ -135,7 +136,7 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, default_model: ModelFiles
             os.killpg(up.process.pid, signal.SIGINT)
             _until(lambda: "Ctrl-C again" in up.said)
             os.killpg(up.process.pid, signal.SIGINT)
-            assert up.process.wait(20) == 0  # the edge alone would wait 30 s for an answer that takes 1,000
+            assert up.process.wait(25) == 0  # the edge alone would wait 30 s for an answer that takes 1,000
         up.assert_nothing_is_left()
 
 
@@ -156,7 +157,7 @@ def _paste(up: Up) -> str:
 
 
 def _ready(up: Up) -> bool:
-    return httpx.get(f"{up.url}/ready", timeout=5).status_code == 200
+    return httpx.get(f"{up.url}/ready", timeout=PATIENCE_S).status_code == 200
 
 
 def _pid(up: Up, name: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -25,6 +25,7 @@ from services.edge.jobs.handle import JobHandle
 from services.edge.jobs.supervisor import Supervisor
 from services.edge.jobs.timing import Timing
 from services.telemetry.metrics import Metrics
+from tests.waiting import PATIENCE_S, until
 
 MODEL = "scripted"
 FAST = Timing(
@@ -46,14 +47,6 @@ def process(name: str, at: float = 1.0) -> str:
 
 
 EDGE, ROUTER, PREFILL, DECODE = process("edge"), process("router"), process("p1"), process("d1")
-
-
-async def until(condition: Callable[[], Any], timeout: float = 5.0) -> None:
-    """Returns when `condition()` holds; fails the test after `timeout` seconds."""
-    deadline = asyncio.get_running_loop().time() + timeout
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, "the condition never held"
-        await asyncio.sleep(0.002)
 
 
 class Cluster:
@@ -87,7 +80,7 @@ class Cluster:
         await until(lambda: self.edge.models.card(MODEL))
 
     async def close(self) -> None:
-        await self.edge.close(2.0)
+        await self.edge.close(PATIENCE_S)
         assert len(self.edge) == 0
 
     async def deafen(self) -> None:
@@ -191,7 +184,7 @@ def draft(*, queue_s: float = 5.0, first_token_s: float = 5.0, total_s: float = 
     )
 
 
-async def collect(handle: JobHandle, timeout: float = 5.0) -> tuple[list[int], FinishReason | None]:
+async def collect(handle: JobHandle, timeout: float = PATIENCE_S) -> tuple[list[int], FinishReason | None]:
     """All tokens of choice 0 and its finish."""
     tokens: list[int] = []
     finish = None

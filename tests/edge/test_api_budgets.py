@@ -11,10 +11,10 @@ import pytest
 
 from schemas.errors import JobFailed, Overloaded, Quarantined
 from services.edge.gate.limits import Limits
-from tests.edge.cluster import until
 from tests.edge.fakes import MODEL, Api, Script, says
 from tests.edge.test_api_keys import CHAT, ask
 from tests.text.tiny import byte_ids
+from tests.waiting import until
 
 PATH = "/v1/chat/completions"
 

@@ -23,6 +23,7 @@ from services.text.grammar import KINDS
 from tests.edge.fakes import MODEL, Api, Script
 from tests.edge.sse import Read, read_part, read_stream
 from tests.text.tiny import byte_ids
+from tests.waiting import PATIENCE_S
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TOOLS = [{"type": "function", "function": {"name": "f"}}, {"type": "function", "function": {"name": "g"}}]
@@ -207,7 +208,7 @@ async def _leaving(case: Case, sends: int, stream: bool) -> None:
         "server": ("edge", 80),
         "http_version": "1.1",
     }
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await api.app(scope, receive, send)
     seen = len(sent)
     await asyncio.sleep(0)

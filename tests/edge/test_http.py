@@ -16,10 +16,10 @@ import uvloop
 
 from schemas.errors import JobFailed
 from services.edge.http_server import HttpServer, PortInUse
-from tests.edge.cluster import until
 from tests.edge.fakes import MODEL, Api, FakeHandle, Script, says
 from tests.edge.sse import read_stream
 from tests.text.tiny import byte_ids
+from tests.waiting import PATIENCE_S, until
 
 _HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
@@ -145,7 +145,7 @@ async def test_headers_come_at_admission() -> None:
     api.jobs.default = Script(go=asyncio.Event())
     async with served(api) as server:
         reader, writer = await request(server, stream=True)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200")
         assert b"x-accel-buffering: no" in head
@@ -167,7 +167,7 @@ async def test_a_body_that_does_not_arrive() -> None:
     async with served(Api(body_deadline_s=0.1)) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert b" 400 " in await reader.readline()
         writer.close()
 
@@ -183,10 +183,10 @@ async def test_a_client_that_stops_reading() -> None:
             await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", server.port))
             body = json.dumps({"model": MODEL, "messages": MESSAGES, "stream": True}).encode()
             await asyncio.get_running_loop().sock_sendall(raw, _HEAD % len(body) + body)
-            await until(lambda: api.jobs.handles and api.jobs.handles[0].cancelled.is_set(), timeout=10)
+            await until(lambda: api.jobs.handles and api.jobs.handles[0].cancelled.is_set())
             await until(lambda: api.traffic.running == 0)
             received = 0
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while data := await asyncio.get_running_loop().sock_recv(raw, 1 << 20):
                     received += len(data)
         assert received < 400 * 100_000
@@ -222,7 +222,7 @@ async def test_more_chats_at_once_than_the_backlog() -> None:
         await until(lambda: len(api.jobs.handles) == 200, timeout=20)
         go.set()
         for reader, writer in clients:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 await reader.readuntil(b"[DONE]")
             writer.close()
 
@@ -276,7 +276,7 @@ async def test_a_refusal_does_not_wait_for_a_body_that_does_not_come() -> None:
         for extra in (b"", b"expect: 100-continue\r\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + extra + b"content-length: 99999999\r\n\r\n")
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(PATIENCE_S):
                 assert b" 413 " in await reader.readline()
             writer.close()
 
@@ -293,7 +293,7 @@ async def test_what_http_allows_has_the_envelope() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(sent)
             for status in statuses:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(PATIENCE_S):
                     head = await reader.readuntil(b"\r\n\r\n")
                     length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
                     answer = json.loads(await reader.readexactly(length))

@@ -14,7 +14,8 @@ from schemas.reply import FinishReason
 from schemas.state import EdgeBeat
 from services.edge.jobs import canceller
 from services.edge.jobs.handle import JobCancelled
-from tests.edge.cluster import DECODE, EDGE, FAST, PREFILL, ROUTER, Cluster, collect, draft, until
+from tests.edge.cluster import DECODE, EDGE, FAST, PREFILL, ROUTER, Cluster, collect, draft
+from tests.waiting import PATIENCE_S, until
 
 
 async def test_while_submitted(cluster: Cluster) -> None:
@@ -23,7 +24,7 @@ async def test_while_submitted(cluster: Cluster) -> None:
     job = await cluster.submitted(1)
     handle.cancel()
     with pytest.raises(JobCancelled):
-        await handle.next(1.0)
+        await handle.next(PATIENCE_S)
     await until(lambda: cluster.cancels)
     await until(lambda: len(cluster.edge) == 0)
     cluster.own(PREFILL, job, 1)
@@ -61,7 +62,7 @@ async def test_a_storm_of_cancels_is_repeated_more_slowly(cluster: Cluster, monk
     await asyncio.sleep(10 * FAST.repeat_s)  # a time in which each would be repeated ten times
     assert len(cluster.cancels) - first < 300
     cluster.acks = True
-    await until(lambda: len(cluster.edge) == 0, timeout=10.0)
+    await until(lambda: len(cluster.edge) == 0)
 
 
 async def test_while_queued_and_pulled_at_that_moment(cluster: Cluster) -> None:
@@ -116,7 +117,7 @@ async def test_a_cancel_that_nobody_confirms_is_bounded(cluster: Cluster) -> Non
     cluster.own(DECODE, job, 1, hop=2, state=State.DECODING)
     await handle.admitted()
     handle.cancel()
-    await until(lambda: len(cluster.edge) == 0, timeout=3.0)
+    await until(lambda: len(cluster.edge) == 0)
     assert cluster.cancelled(DECODE, 1) >= 5
 
 
@@ -139,7 +140,7 @@ async def test_a_job_that_was_given_up_has_no_next_attempt(cluster: Cluster) -> 
     job = await cluster.submitted(1)
     cluster.own(DECODE, job, 1, hop=2, state=State.DECODING)
     cluster.tokens(DECODE, job, 1, 0, [5])
-    await handle.next(1.0)
+    await handle.next(PATIENCE_S)
     handle.cancel()
     cluster.event(DECODE, job, 1, 2, State.RETRY, reason="preempted")
     await until(lambda: len(cluster.edge) == 0)

@@ -11,7 +11,8 @@ from schemas.lifecycle import State
 from schemas.reply import PROMPT, FinishReason
 from services.edge.jobs.draft import Draft
 from services.edge.jobs.handle import JobHandle
-from tests.edge.cluster import DECODE, PREFILL, Cluster, collect, draft, until
+from tests.edge.cluster import DECODE, PREFILL, Cluster, collect, draft
+from tests.waiting import until
 
 RUN, NEXT = 11, 12
 PROMPT_IDS = list(range(20, 30))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from schemas.placement import Queue
 from services.edge.jobs.handle import JobHandle
 from services.edge.jobs.requeue import LOST_S
-from tests.edge.cluster import MODEL, PREFILL, ROUTER, Cluster, draft, until
+from tests.edge.cluster import MODEL, PREFILL, ROUTER, Cluster, draft
+from tests.waiting import until
 
 
 async def queued(cluster: Cluster) -> tuple[JobHandle, str]:

@@ -12,7 +12,8 @@ from schemas.control import Verb
 from schemas.errors import DeadlineExceeded, JobFailed
 from schemas.lifecycle import State
 from schemas.reply import Digest, DigestEntry, FinishReason, Frame
-from tests.edge.cluster import DECODE, PREFILL, Cluster, collect, draft, process, until
+from tests.edge.cluster import DECODE, PREFILL, Cluster, collect, draft, process
+from tests.waiting import PATIENCE_S, until
 
 RUN, OTHER = 11, 12
 
@@ -176,9 +177,9 @@ async def test_a_failed_run_is_an_error_after_its_tokens(cluster: Cluster) -> No
     job = await cluster.submitted(1)
     cluster.tokens(DECODE, job, RUN, 0, [5])
     cluster.event(DECODE, job, RUN, 2, State.FAILED, error_code="job_failed")
-    assert [delta.tokens for delta in await handle.next(1.0)] == [[5]]
+    assert [delta.tokens for delta in await handle.next(PATIENCE_S)] == [[5]]
     with pytest.raises(JobFailed):
-        await handle.next(1.0)
+        await handle.next(PATIENCE_S)
 
 
 async def test_a_terminal_event_of_a_former_owner_means_nothing(cluster: Cluster) -> None:
@@ -222,7 +223,7 @@ async def test_a_slow_consumer_reads_many_tokens_at_once(cluster: Cluster) -> No
         cluster.tokens(DECODE, job, RUN, index, [index], finish=FinishReason.STOP if index == 49 else None)
     await asyncio.sleep(0)
     await until(lambda: len(cluster.edge) == 0)
-    deltas = await handle.next(1.0)
+    deltas = await handle.next(PATIENCE_S)
     assert [(delta.tokens, delta.finish) for delta in deltas] == [(list(range(50)), FinishReason.STOP)]
     assert handle.done
 
@@ -260,7 +261,7 @@ async def test_a_choice_is_stopped_and_the_others_go_on(cluster: Cluster) -> Non
     assert cluster.controls[1][1].choices == (0,)
     cluster.tokens(DECODE, job, RUN, 1, [8], choice=1, finish=FinishReason.STOP)
     await until(lambda: len(cluster.edge) == 0)
-    assert [(delta.choice, delta.tokens) for delta in await handle.next(1.0)] == [(1, [7, 8])]
+    assert [(delta.choice, delta.tokens) for delta in await handle.next(PATIENCE_S)] == [(1, [7, 8])]
     assert handle.done
     await until(lambda: len(cluster.edge) == 0)
 
@@ -280,7 +281,7 @@ async def test_a_resume_says_which_choices_are_done(cluster: Cluster) -> None:
     assert [(choice.generated, choice.done) for choice in again.choices] == [((5, 6), False), ((7,), True), ((8,), True)]
     cluster.tokens(DECODE, again, RUN, 2, [9], finish=FinishReason.LENGTH)
     await until(lambda: len(cluster.edge) == 0)
-    assert [(delta.choice, delta.tokens) for delta in await handle.next(1.0)] == [(0, [5, 6, 9]), (1, [7])]
+    assert [(delta.choice, delta.tokens) for delta in await handle.next(PATIENCE_S)] == [(0, [5, 6, 9]), (1, [7])]
 
 
 async def test_logprobs_stay_with_their_tokens(cluster: Cluster) -> None:
@@ -293,6 +294,6 @@ async def test_logprobs_stay_with_their_tokens(cluster: Cluster) -> None:
         cluster.tokens(DECODE, job, RUN, index, tokens, logprobs=True)
     cluster.tokens(DECODE, job, RUN, 6, [], finish=FinishReason.LENGTH)
     await until(lambda: cluster.edge._jobs.get(job.job) is None)
-    (delta,) = await handle.next(1.0)
+    (delta,) = await handle.next(PATIENCE_S)
     assert delta.tokens == [5, 6, 7, 8, 9, 10]
     assert [logprob.token for logprob in delta.logprobs] == delta.tokens

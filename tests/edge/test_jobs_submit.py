@@ -21,7 +21,8 @@ from schemas.placement import Queue, Refused
 from schemas.reply import FinishReason
 from schemas.state import Cause
 from services.bus.memory_queue import MemoryWorkQueue
-from tests.edge.cluster import DECODE, EDGE, MODEL, PREFILL, ROUTER, Cluster, collect, draft, process, until
+from tests.edge.cluster import DECODE, EDGE, MODEL, PREFILL, ROUTER, Cluster, collect, draft, process
+from tests.waiting import PATIENCE_S, until
 
 
 async def test_no_router_is_503_at_once(cluster: Cluster) -> None:
@@ -103,7 +104,7 @@ async def test_queue_deadline(cluster: Cluster) -> None:
     handle = cluster.edge.start(draft(queue_s=0.1))
     await handle.admitted()
     with pytest.raises(QueueExpired):
-        await handle.next(5.0)
+        await handle.next(PATIENCE_S)
     await until(lambda: cluster.cancels)
     await until(lambda: len(cluster.edge) == 0)
 
@@ -264,7 +265,7 @@ async def test_a_router_gives_an_attempt_up(cluster: Cluster) -> None:
     await handle.admitted()
     cluster.event(ROUTER, job, 5, 0, State.FAILED, error_code="model_loading")
     with pytest.raises(Unavailable) as caught:
-        await handle.next(5.0)
+        await handle.next(PATIENCE_S)
     assert caught.value.code == "model_loading"
 
 

@@ -18,7 +18,8 @@ from services.clock import ManualClock, SystemClock
 from services.edge.jobs.handle import JobHandle
 from services.edge.jobs.supervisor import Supervisor
 from services.telemetry.metrics import Metrics
-from tests.edge.cluster import DECODE, FAST, PREFILL, ROUTER, Cluster, collect, draft, until
+from tests.edge.cluster import DECODE, FAST, PREFILL, ROUTER, Cluster, collect, draft
+from tests.waiting import PATIENCE_S, until
 
 RUN = 7
 
@@ -207,10 +208,10 @@ async def test_cut_off_for_too_long_a_job_ends_and_says_so(cluster: Cluster, own
     if owned:
         cluster.own(DECODE, job, RUN, hop=2)
         cluster.tokens(DECODE, job, RUN, 0, [5])
-        assert [delta.tokens for delta in await handle.next(5.0)] == [[5]]
+        assert [delta.tokens for delta in await handle.next(PATIENCE_S)] == [[5]]
     bus.disconnect()
     with pytest.raises(BusUnavailable) as caught:
-        await handle.next(5.0)
+        await handle.next(PATIENCE_S)
     assert caught.value.retry_after == 1.0
     assert bus.down_for() > (0.3 if owned else 0.0)  # what nobody owns yet needs no patience
     bus.reconnect()

@@ -19,14 +19,16 @@ from schemas.state import Capabilities
 from schemas.subjects import Subjects
 from services.bus.nats_bus import Credentials, connect
 from services.cli.up.credentials import load_or_create
-from services.cli.up.nats import NatsPlan, free_port, violations, write_config
+from services.cli.up.nats import NatsPlan, violations, write_config
 from services.edge.nats_api.chat import NatsChat, chat_service
 from services.edge.nats_api.presence import TRACE_EVERY_S
 from services.edge.tenant import tenant
-from tests.edge.cluster import EDGE, until
+from tests.edge.cluster import EDGE
 from tests.edge.fakes import MODEL, Api, Script, says
 from tests.infra.accounts import AccountServer
+from tests.ports import free_ports
 from tests.text.tiny import byte_ids
+from tests.waiting import PATIENCE_S, until
 
 SECRET = b"x" * 32
 CHAT = Subjects().chat()
@@ -47,12 +49,12 @@ async def edge(server: AccountServer, most: int = 8) -> AsyncIterator[Api]:
     try:
         await chat.open()
         await service.start()
-        await bus.flush(5)
+        await bus.flush(PATIENCE_S)
         yield api
     finally:
-        await service.drain(2)
+        await service.drain(PATIENCE_S)
         await chat.close()
-        await bus.drain(2)
+        await bus.drain(PATIENCE_S)
     assert not violations(server.log)
 
 
@@ -203,7 +205,7 @@ async def test_cancel_on_the_subject_that_the_first_message_names(server: Accoun
         await until(lambda: call.got)
         subject = call.headers["Headrace-Cancel"]
         await other.publish(Subjects().chat_cancel("0" * 32), b"")  # a guess does nothing
-        assert (await client.request(subject, b"", timeout=5)).data == b"{}"
+        assert (await client.request(subject, b"", timeout=PATIENCE_S)).data == b"{}"
         await until(api.jobs.handles[0].cancelled.is_set)
         assert not (await call.stream())[-1]["choices"][0]["finish_reason"]
 
@@ -227,7 +229,7 @@ async def test_a_draining_edge_takes_nothing(server: AccountServer) -> None:
 
 
 def test_tenants_stay_the_operators_own(tmp_path: Path) -> None:
-    plan = NatsPlan(tmp_path / "nats", free_port(), free_port())
+    plan = NatsPlan(tmp_path / "nats", *free_ports(2))
     passwords = load_or_create(tmp_path)
     write_config(plan, passwords)
     assert "acme" in (plan.folder / "tenants.conf").read_text()  # the example

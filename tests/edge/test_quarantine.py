@@ -19,8 +19,9 @@ from services.bus.nats_bus import connect
 from services.clock import ManualClock, SystemClock
 from services.edge.quarantine import TTL_S, Quarantine
 from services.edge.quarantine_bucket import QuarantineBucket
-from tests.edge.cluster import Cluster, draft, process, until
+from tests.edge.cluster import Cluster, draft, process
 from tests.nats_fixture import NatsServer
+from tests.waiting import PATIENCE_S, until
 
 
 def test_what_counts_is_the_tenants_prompt() -> None:
@@ -56,7 +57,7 @@ async def test_after_a_third_death_the_same_request_is_refused(cluster: Cluster)
         cluster.die(process(f"d{attempt}"), Cause.KILLED)
         await until(lambda attempt=attempt: handle._job.deaths == attempt)
     with pytest.raises(OwnersDied):
-        await handle.next(5.0)
+        await handle.next(PATIENCE_S)
     with pytest.raises(Quarantined):
         cluster.edge.start(draft())
 
@@ -99,9 +100,9 @@ async def test_an_operator_lifts_it(own_nats_server: NatsServer) -> None:
     async with edge(own_nats_server, "e1") as first:
         first.add(asked)
         bus = await connect(own_nats_server.url, process("operator"), "operator")
-        registry = KvRegistry(JetStream(bus), QUARANTINE_BUCKET)
+        registry = KvRegistry(JetStream(bus, timeout=PATIENCE_S), QUARANTINE_BUCKET)
         key = first.key(asked)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while list(await registry.entries()) != [key]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await registry.remove(key)

@@ -24,19 +24,24 @@ from services.edge.http_server import free_port
 from services.edge.service import serve
 from services.edge.tenant import server_secret, tenant
 from services.settings import EdgeSettings, NatsSettings, Settings
-from tests.edge.cluster import DECODE, EDGE, ROUTER, until
+from tests.edge.cluster import DECODE, EDGE, ROUTER
 from tests.edge.sse import read_stream
 from tests.nats_fixture import NatsServer
+from tests.ports import free_ports
 from tests.text.tiny import byte_ids, write_tiny_model_folder
+from tests.waiting import PATIENCE_S, until
 
 MODEL = "tiny"
 
 
 async def test_from_start_to_drain(nats_server: NatsServer, tmp_path: Path) -> None:
     write_tiny_model_folder(tmp_path / "models" / MODEL)
-    port = free_port("127.0.0.1", 0)
+    port = free_ports(1)[0]
     settings = Settings(
-        home=tmp_path, model=MODEL, nats=NatsSettings(url=nats_server.url), edge=EdgeSettings(port=port, drain_timeout_s=5)
+        home=tmp_path,
+        model=MODEL,
+        nats=NatsSettings(url=nats_server.url),
+        edge=EdgeSettings(port=port, drain_timeout_s=PATIENCE_S),
     )
     stop = asyncio.Event()
     edge = asyncio.create_task(serve(settings, EDGE, stop))
@@ -53,21 +58,21 @@ async def test_from_start_to_drain(nats_server: NatsServer, tmp_path: Path) -> N
         router.publish(job.reply_to, encode(Frames(process=DECODE, frames=(frame,))), reply=subjects.control(DECODE))
 
     await router.subscribe(subjects.submit(MODEL), accept)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
         await _status(client, "/ready", 503)
         card = ModelCard(model=MODEL, capabilities=Capabilities(seed=True), context_length=512)
         router.publish(subjects.queue(MODEL), encode(QueueReport(router=ROUTER, model=MODEL, card=card)))
         await _status(client, "/ready", 200)
-        admin = await router.request(subjects.admin("edge", EDGE, "status"), b"", timeout=5)
+        admin = await router.request(subjects.admin("edge", EDGE, "status"), b"", timeout=PATIENCE_S)
         seen = json.loads(admin.data)
         assert (seen["models"], seen["routers"], seen["draining"]) == ([MODEL], [ROUTER], False)
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
-        drained = await router.request(subjects.admin("edge", EDGE, "drain"), b"{}", timeout=5)
+        drained = await router.request(subjects.admin("edge", EDGE, "drain"), b"{}", timeout=PATIENCE_S)
         assert json.loads(drained.data)["draining"]
         assert (await client.get("/ready")).status_code == 503
         refused = await client.post("/v1/chat/completions", json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        undrained = await router.request(subjects.admin("edge", EDGE, "undrain"), b"{}", timeout=5)
+        undrained = await router.request(subjects.admin("edge", EDGE, "undrain"), b"{}", timeout=PATIENCE_S)
         assert not json.loads(undrained.data)["draining"]
         router.publish(subjects.queue(MODEL), encode(QueueReport(router=ROUTER, model=MODEL, card=card)))
         await _status(client, "/ready", 200)
@@ -79,7 +84,7 @@ async def test_from_start_to_drain(nats_server: NatsServer, tmp_path: Path) -> N
             await _status(client, "/ready", 503)
             say(jobs[0], 3, "lo", FinishReason.STOP)
             assert read_stream(await response.aread()).content == "hello"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await edge
     assert free_port("127.0.0.1", port) == port
     await router.close()
@@ -113,7 +118,7 @@ def test_tenants_differ() -> None:
 
 async def _status(client: httpx.AsyncClient, path: str, wanted: int) -> None:
     """Waits until `path` answers `wanted`."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 if (await client.get(path)).status_code == wanted:

@@ -26,8 +26,9 @@ from services.edge.jobs.supervisor import Supervisor
 from services.telemetry.metrics import Metrics
 from services.worker.outbox import Outbox
 from services.worker.replay import ReplayRing
-from tests.edge.cluster import DECODE, EDGE, ROUTER, collect, draft, until
+from tests.edge.cluster import DECODE, EDGE, ROUTER, collect, draft
 from tests.nats_fixture import NatsServer
+from tests.waiting import PATIENCE_S, until
 
 SUBJECTS = Subjects()
 IMPATIENT = 'max_payload: 2MB\nmax_pending: 2MB\nwrite_deadline: "1s"\n'
@@ -45,7 +46,7 @@ class Worker:
     async def start(self) -> None:
         await listen(self.bus, SUBJECTS.submit_any(), Job, self._submit, refusals=Refusals())
         await listen(self.bus, SUBJECTS.control(DECODE), Control, self._control, refusals=Refusals())
-        await self.bus.flush(2.0)
+        await self.bus.flush(PATIENCE_S)
 
     def say(self, run: int, first: int, tokens: list[int], finish: FinishReason | None = None) -> None:
         job = self.jobs[run]
@@ -96,10 +97,10 @@ class Site:
                 for run, first, tokens, finish in say:
                     self.worker.say(run, first, tokens, finish)
             self.worker.bus.publish("hr.queue.m", junk)
-            await self.worker.bus.flush(5.0)
-        await until(lambda: "Slow Consumer" in self.server.log, timeout=10.0)
+            await self.worker.bus.flush(PATIENCE_S)
+        await until(lambda: "Slow Consumer" in self.server.log)
         socket.resume_reading()  # type: ignore[attr-defined]
-        await until(lambda: self.bus.connected and self.bus.steady_for() < 60.0, timeout=10.0)
+        await until(lambda: self.bus.connected and self.bus.steady_for() < 60.0)
 
 
 @pytest.fixture
@@ -126,7 +127,7 @@ async def test_a_gap_and_a_lost_end_are_healed_by_replay(site: Site) -> None:
     for run in (1, 2):
         site.worker.say(run, 0, [10, 11])
     for handle in handles:
-        assert [delta.tokens for delta in await handle.next(5.0)] == [[10, 11]]
+        assert [delta.tokens for delta in await handle.next(PATIENCE_S)] == [[10, 11]]
     lost_end = (2, 2, [12, 13], FinishReason.STOP)
     await site.cut_off_while([(1, 2, [12], None), (1, 3, [13], None), lost_end])
     site.worker.say(1, 4, [14], FinishReason.STOP)  # leaves a gap behind it

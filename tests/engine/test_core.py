@@ -19,7 +19,7 @@ from services.engine.scheduler import Step
 from services.kv.holders import RunHolder
 from services.kv.pool import LedgerError, PoolExhausted
 from tests.engine.fakes import CONTEXT, EOS, VOCAB, Rig, count_up, first, spec
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 # one run, from its prompt to its end
 
@@ -328,7 +328,7 @@ async def test_stop_reports_nothing_and_frees_blocks_only_when_nobody_computes()
     await asyncio.sleep(0)
     assert rig.runner.steps[0][0].sequence.cancelled
     closing.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await stopping
         await rig.engine.stop()
     assert rig.reports == []

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from services.engine.cores import CoreArbiter, Timing, lock_folder
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 Open = Callable[..., CoreArbiter]
 PATIENT = Timing(decode=600.0, prefill=600.0)
@@ -77,7 +77,7 @@ async def test_nobody_takes_a_second_core_while_somebody_wants_one(arbiter: Open
         assert threads == 2
         waiting = asyncio.create_task(overlapping(second, theirs))
         await until(lambda: second._wanting is not None, 10, "the second engine to wait")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert await overlapping(first, mine) == await waiting == 1
 
 
@@ -148,7 +148,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind(arbiter: Open) -> None:
 async def test_nobody_waits_longer_than_its_patience(arbiter: Open, decode: bool) -> None:
     holder, waiter = arbiter(), arbiter(timing=HASTY)
     async with holder.step(decode=True):
-        assert await asyncio.wait_for(one_step(waiter, decode=decode), 10) == 1
+        assert await asyncio.wait_for(one_step(waiter, decode=decode), PATIENCE_S) == 1
 
 
 HOLD = """

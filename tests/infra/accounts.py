@@ -10,7 +10,9 @@ from pathlib import Path
 from types import TracebackType
 
 from services.cli.up.credentials import load_or_create
-from services.cli.up.nats import NatsPlan, binary, free_port, write_config
+from services.cli.up.nats import NatsPlan, binary, write_config
+from tests.ports import free_ports
+from tests.waiting import PATIENCE_S
 
 _TENANT = """
 {name} {{
@@ -27,7 +29,7 @@ class AccountServer:
     """A tenant's user and password are its name. `plain` is a user of our own account that may do anything."""
 
     def __init__(self, folder: Path, tenants: Sequence[str] = ()) -> None:
-        self.plan = NatsPlan(folder, free_port(), free_port())
+        self.plan = NatsPlan(folder, *free_ports(2))
         self.passwords = dict(load_or_create(folder))
         (folder / "tenants.conf").write_text("".join(_TENANT.format(name=name) for name in tenants))
         self._config = write_config(self.plan, self.passwords)
@@ -48,7 +50,7 @@ class AccountServer:
     def __enter__(self) -> AccountServer:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen([binary(), "-c", str(self._config)], stderr=log)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while "Server is ready" not in self.log:
             assert self._process.poll() is None, self.log
             assert time.monotonic() < deadline, self.log
@@ -58,4 +60,4 @@ class AccountServer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        self._process.wait(10)
+        self._process.wait(PATIENCE_S)

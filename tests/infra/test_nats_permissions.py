@@ -18,6 +18,7 @@ from schemas.subjects import COUNTERS_STREAM, JOBS_STREAM, QUARANTINE_BUCKET, WO
 from services.cli.up.credentials import USERS, load_or_create
 from services.cli.up.nats import NatsPlan, violations, write_config, write_operator_context
 from tests.infra.accounts import AccountServer
+from tests.waiting import PATIENCE_S
 
 S = Subjects()
 MODEL = "smollm2-135m-instruct"
@@ -242,7 +243,7 @@ class Person:
         last = f"never.allowed.{self._asked}"
         await self.client.publish(last, b"")
         errors: list[str] = []
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not errors or last not in errors[-1]:
                 errors.append(await self._errors.get())
         return errors[:-1]
@@ -302,9 +303,9 @@ async def test_a_role_hears_only_its_own_half_of_a_wildcard(server: AccountServe
             heard.set_result(msg)
 
         await edge.client.subscribe(f"_INBOX.edge.{E}.*", cb=answer)
-        await edge.client.flush(5)
+        await edge.client.flush(PATIENCE_S)
         assert await router.publish(f"_INBOX.edge.{E}.1") == []
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert (await heard).subject == f"_INBOX.edge.{E}.1"
 
 
@@ -317,10 +318,10 @@ async def test_routers_hear_at_once_that_a_connection_ended(server: AccountServe
                 heard.set_result(msg.data)
 
         await router.client.subscribe("$SYS.ACCOUNT.HEADRACE.DISCONNECT", cb=note)
-        await router.client.flush(5)
+        await router.client.flush(PATIENCE_S)
         async with login(server, "decode"):
             pass
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert await heard
 
 
@@ -358,7 +359,7 @@ async def test_the_operators_context_logs_in(server: AccountServer) -> None:
     client = await nats.connect(
         context["url"], user=context["user"], password=context["password"], inbox_prefix=context["inbox_prefix"]
     )
-    assert json.loads((await client.request("$JS.API.STREAM.NAMES", timeout=5)).data)["total"] == 0
+    assert json.loads((await client.request("$JS.API.STREAM.NAMES", timeout=PATIENCE_S)).data)["total"] == 0
     await client.close()
 
 

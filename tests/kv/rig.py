@@ -24,6 +24,7 @@ from services.kv.transfer.memory import MemoryTransferClient, MemoryTransferServ
 from services.kv.transfer.nixl_agent import NixlAgent, installed
 from services.kv.transfer.reader import Reader
 from services.kv.transfer.server import SocketTransferServer
+from tests.waiting import PATIENCE_S
 
 COMPAT = "kv-compat"
 FAST = TransferLimits(renew_s=0.01)  # leases run on the ManualClock, renewals on the loop's
@@ -119,7 +120,7 @@ async def rig(carrier: Carrier, *, block_bytes: int = 4096, limits: TransferLimi
         for client in (made.client, made.frozen):
             if isinstance(client, SocketTransferClient):
                 client.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await made.server.close()
 
 

@@ -18,7 +18,7 @@ from services.kv.transfer.nixl_agent import NixlAgent, NixlError
 from services.kv.transfer.nixl_reader import NixlReader
 from services.settings import SettingsError
 from tests.kv.rig import COMPAT, needs_nixl, nixl_agents, rig
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 @dataclass
@@ -73,7 +73,7 @@ async def test_pieces_arrive_one_after_the_other_and_an_arena_is_used_again() ->
         reading = asyncio.create_task(agent.read("owner", pieces))
         await until(lambda: fake.asked > 2)
         fake.state = "DONE"
-        arena = await asyncio.wait_for(reading, 5)
+        arena = await asyncio.wait_for(reading, PATIENCE_S)
         assert bytes(arena.view[:10]) == b"helloworld"
         agent.recycle(arena)
     assert len(fake.registered) == 1
@@ -125,7 +125,7 @@ async def test_too_many_lost_arenas_are_a_reason_to_go_another_way(monkeypatch: 
         ticket, blocks = made.offer(1, 1)
         client = SocketTransferClient([NixlReader(agent), *auto.transfer_client("tcp")._readers])
         offered = msgspec.structs.replace(ticket, nixl=True)
-        assert await (await client.fetch(offered, blocks, made.room(1, 1), kv_compat=COMPAT, timeout=5)).release()
+        assert await (await client.fetch(offered, blocks, made.room(1, 1), kv_compat=COMPAT, timeout=PATIENCE_S)).release()
         assert client.counts == {"stream": 1}
     agent.close()
 
@@ -174,7 +174,7 @@ async def test_between_hosts_it_comes_before_tcp() -> None:
         ticket, blocks = made.offer(1, 3)
         expected, into = made.contents(blocks), made.room(1, 3)
         client = auto.transfer_client("auto", nixl_agents()[1])
-        assert await (await client.fetch(ticket, blocks, into, kv_compat=COMPAT, timeout=5)).release()
+        assert await (await client.fetch(ticket, blocks, into, kv_compat=COMPAT, timeout=PATIENCE_S)).release()
         assert [bytes(view) for view in into] == expected
         assert client.counts == {"nixl": 1}
         client.close()
@@ -185,4 +185,4 @@ async def test_alone_it_does_not_fall_back() -> None:
         ticket, blocks = made.offer(1, 1)
         client = SocketTransferClient([NixlReader(NixlAgent(FakeNixl))])
         with pytest.raises(ConnectionLost):
-            await client.fetch(ticket, blocks, made.room(1, 1), kv_compat=COMPAT, timeout=5)
+            await client.fetch(ticket, blocks, made.room(1, 1), kv_compat=COMPAT, timeout=PATIENCE_S)

@@ -23,7 +23,7 @@ from services.kv.transfer.nixl_agent import NixlAgent
 from services.kv.transfer.nixl_reader import NixlReader
 from tests.kv.owner import BLOCK_BYTES, COMPAT, Line, read_line
 from tests.kv.rig import Pausing, needs_nixl, nixl_agents
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 COUNT = 24
 kinds = pytest.mark.parametrize("kind", ["tcp", "shm", pytest.param("nixl", marks=needs_nixl)])
@@ -59,7 +59,7 @@ def room() -> list[memoryview]:
 async def test_blocks_of_another_process_arrive_whole(kind: TransferKind) -> None:
     async with owner(kind) as (process, line):
         client, into = client_of(kind), room()
-        fetched = await client.fetch(line.ticket, line.blocks, into, kv_compat=COMPAT, timeout=10)
+        fetched = await client.fetch(line.ticket, line.blocks, into, kv_compat=COMPAT, timeout=PATIENCE_S)
         assert await fetched.release()
         assert xxhash.xxh3_64_intdigest(b"".join(into)) == line.digest
         assert await outcome(process) == b"released"
@@ -70,7 +70,7 @@ async def test_blocks_of_another_process_arrive_whole(kind: TransferKind) -> Non
 async def test_an_owner_killed_before_the_release_confirms_nothing(kind: TransferKind) -> None:
     async with owner(kind) as (process, line):
         client = client_of(kind)
-        fetched = await client.fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=10)
+        fetched = await client.fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=PATIENCE_S)
         process.kill()
         await process.wait()
         assert not await fetched.release()
@@ -83,7 +83,7 @@ async def test_an_owner_killed_before_the_fetch_is_a_lost_connection(kind: Trans
         process.kill()
         await process.wait()
         with pytest.raises(ConnectionLost):
-            await client_of(kind).fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=10)
+            await client_of(kind).fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=PATIENCE_S)
 
 
 @kinds
@@ -98,7 +98,7 @@ async def test_a_frozen_owner_costs_the_fetch_its_time_and_no_more(kind: Transfe
 async def test_an_owner_that_froze_past_the_lease_confirms_nothing_when_it_wakes(kind: TransferKind) -> None:
     async with owner(kind) as (process, line):
         client = client_of(kind, TransferLimits(release_s=0.2, renew_s=100.0))
-        fetched = await client.fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=10)
+        fetched = await client.fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=PATIENCE_S)
         process.send_signal(signal.SIGSTOP)
         assert not await fetched.release()
         await asyncio.to_thread(_past_the_lease)
@@ -117,8 +117,8 @@ async def test_memory_whose_owner_is_killed_stays_readable_until_the_copy_ends_a
         mapped = MappedReader()
         memory, reader = await mapped.memory(line.ticket), Pausing(mapped)
         client, into = SocketTransferClient([reader]), room()
-        fetch = asyncio.create_task(client.fetch(line.ticket, line.blocks, into, kv_compat=COMPAT, timeout=10))
-        await asyncio.wait_for(reader.granted.wait(), 5)
+        fetch = asyncio.create_task(client.fetch(line.ticket, line.blocks, into, kv_compat=COMPAT, timeout=PATIENCE_S))
+        await asyncio.wait_for(reader.granted.wait(), PATIENCE_S)
         process.kill()
         await process.wait()
         await until(lambda: not mapped.attached)
@@ -136,7 +136,7 @@ async def test_an_owner_that_freezes_during_a_nixl_transfer_costs_one_arena_and_
         fetch = asyncio.create_task(
             SocketTransferClient([reader]).fetch(line.ticket, line.blocks, into, kv_compat=COMPAT, timeout=3)
         )
-        await asyncio.wait_for(reader.granted.wait(), 5)
+        await asyncio.wait_for(reader.granted.wait(), PATIENCE_S)
         process.send_signal(signal.SIGSTOP)
         reader.go.set()
         with pytest.raises(FetchTimeout):
@@ -144,7 +144,7 @@ async def test_an_owner_that_freezes_during_a_nixl_transfer_costs_one_arena_and_
         assert agent._running, "the first transfer needs the owner's help, so it waits"
         process.send_signal(signal.SIGCONT)
         with contextlib.suppress(AssertionError):  # UCX may also never end it on a busy machine; its memory then stays apart
-            await until(lambda: not agent._running and agent._idle, timeout=10.0)
+            await until(lambda: not agent._running and agent._idle)
         assert not any(any(view) for view in into), "what came late did not come into the pool"
         reader.close()
         agent.close()
@@ -161,6 +161,6 @@ async def test_another_user_of_the_host_is_turned_away() -> None:
         said, _ = await asyncio.wait_for(stranger.communicate(), 20)
         assert said.strip() == b"b''", "closed, with nothing said"
         client = transfer_client("shm")
-        fetched = await client.fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=10)
+        fetched = await client.fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=PATIENCE_S)
         assert await fetched.release()
         client.close()

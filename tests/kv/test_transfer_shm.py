@@ -22,7 +22,7 @@ from services.kv.transfer.interface import ConnectionLost, CorruptBlock, FetchDe
 from services.kv.transfer.mapped import MappedReader
 from services.kv.transfer.wire import receive_frame, send_frame
 from tests.kv.rig import COMPAT, Pausing, Rig, rig
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 H1 = HandoffHolder(1)
 
@@ -30,7 +30,7 @@ H1 = HandoffHolder(1)
 async def fetch_and_release(made: Rig, client: SocketTransferClient, run: int, blocks: int = 3) -> None:
     ticket, offered = made.offer(run, blocks)
     expected, into = made.contents(offered), made.room(run, blocks)
-    assert await (await client.fetch(ticket, offered, into, kv_compat=COMPAT, timeout=5)).release()
+    assert await (await client.fetch(ticket, offered, into, kv_compat=COMPAT, timeout=PATIENCE_S)).release()
     assert [bytes(view) for view in into] == expected
 
 
@@ -70,9 +70,9 @@ async def test_blocks_given_out_anew_under_the_copy_are_discarded() -> None:
         reader = Pausing(MappedReader())
         ticket, blocks = made.offer(1, 4)
         fetch = asyncio.create_task(
-            SocketTransferClient([reader]).fetch(ticket, blocks, made.room(1, 4), kv_compat=COMPAT, timeout=5)
+            SocketTransferClient([reader]).fetch(ticket, blocks, made.room(1, 4), kv_compat=COMPAT, timeout=PATIENCE_S)
         )
-        await asyncio.wait_for(reader.granted.wait(), 5)
+        await asyncio.wait_for(reader.granted.wait(), PATIENCE_S)
         await until(lambda: not made.server._sending, what="the checksums are out")  # type: ignore[attr-defined]
         made.clock.advance(2.1)
         await until(lambda: made.ended == [(H1, Outcome.EXPIRED)])
@@ -89,8 +89,10 @@ async def test_a_cancelled_fetch_writes_nothing_more() -> None:
         reader = Pausing(MappedReader())
         ticket, blocks = made.offer(1, 4)
         into = made.room(1, 4)
-        fetch = asyncio.create_task(SocketTransferClient([reader]).fetch(ticket, blocks, into, kv_compat=COMPAT, timeout=5))
-        await asyncio.wait_for(reader.granted.wait(), 5)
+        fetch = asyncio.create_task(
+            SocketTransferClient([reader]).fetch(ticket, blocks, into, kv_compat=COMPAT, timeout=PATIENCE_S)
+        )
+        await asyncio.wait_for(reader.granted.wait(), PATIENCE_S)
         fetch.cancel()
         with pytest.raises(asyncio.CancelledError):
             await fetch
@@ -117,14 +119,16 @@ async def test_a_block_outside_or_other_than_offered_is_not_taken(size: int) -> 
     async with rig("shm") as made:
         ticket, blocks = made.offer(1, 4)
         with pytest.raises(CorruptBlock):
-            await SocketTransferClient([ForeignReader(size)]).fetch(ticket, blocks, made.room(1, 4), kv_compat=COMPAT, timeout=5)
+            await SocketTransferClient([ForeignReader(size)]).fetch(
+                ticket, blocks, made.room(1, 4), kv_compat=COMPAT, timeout=PATIENCE_S
+            )
 
 
 # the descriptor
 
 
 async def attach(sock: socket.socket, token: bytes, carrier: Carrier = Carrier.MAPPED) -> Attached:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await send_frame(sock, Attach(token=token, carrier=carrier))
         return await receive_frame(sock, Attached)
 
@@ -143,9 +147,9 @@ async def test_a_ticket_lets_in_and_stays_good() -> None:
         ticket, blocks = made.offer(1, 2)
         with await local.connect(ticket.local) as sock:
             attached = await attach(sock, ticket.token)
-            fd = await asyncio.wait_for(local.receive_descriptor(sock), 5)
+            fd = await asyncio.wait_for(local.receive_descriptor(sock), PATIENCE_S)
             assert bytes(memory.map_shared(fd, attached.size)) == bytes(made.prefill.view(0).obj)
-        assert await (await made.client.fetch(ticket, blocks, made.room(1, 2), kv_compat=COMPAT, timeout=5)).release()
+        assert await (await made.client.fetch(ticket, blocks, made.room(1, 2), kv_compat=COMPAT, timeout=PATIENCE_S)).release()
 
 
 async def test_no_descriptor_is_promised_over_tcp_nor_an_unknown_carrier_anywhere() -> None:
@@ -199,7 +203,7 @@ async def test_what_is_no_sealed_memory_is_not_mapped(passed: str) -> None:
     impostor = Impostor({"nothing": None, "a file": file, "a smaller memory": own.fd}[passed], 8192)
     ticket = Ticket(address="127.0.0.1:1", token=b"", expires_s=1.0, local=impostor.name)
     with pytest.raises(ConnectionLost):
-        await transfer_client("shm").fetch(ticket, [], [], kv_compat=COMPAT, timeout=5)
+        await transfer_client("shm").fetch(ticket, [], [], kv_compat=COMPAT, timeout=PATIENCE_S)
     await impostor.close()
     os.close(file)
 
@@ -227,7 +231,7 @@ async def test_an_owner_on_another_host_streams(name: str) -> None:
         ticket, blocks = made.offer(1, 2)
         client = transfer_client("auto")
         elsewhere = msgspec.structs.replace(ticket, local=name)
-        assert await (await client.fetch(elsewhere, blocks, made.room(1, 2), kv_compat=COMPAT, timeout=5)).release()
+        assert await (await client.fetch(elsewhere, blocks, made.room(1, 2), kv_compat=COMPAT, timeout=PATIENCE_S)).release()
         assert client.counts == {"stream": 1}
 
 
@@ -236,7 +240,7 @@ async def test_shared_memory_alone_does_not_fall_back() -> None:
         ticket, blocks = made.offer(1, 1)
         elsewhere = msgspec.structs.replace(ticket, local="")
         with pytest.raises(ConnectionLost):
-            await made.client.fetch(elsewhere, blocks, made.room(1, 1), kv_compat=COMPAT, timeout=5)
+            await made.client.fetch(elsewhere, blocks, made.room(1, 1), kv_compat=COMPAT, timeout=PATIENCE_S)
 
 
 async def test_a_refusal_is_no_reason_to_try_another_way() -> None:
@@ -244,7 +248,7 @@ async def test_a_refusal_is_no_reason_to_try_another_way() -> None:
         ticket, blocks = made.offer(1, 1)
         with pytest.raises(FetchDenied):
             await made.client.fetch(
-                msgspec.structs.replace(ticket, token=bytes(24)), blocks, made.room(1, 1), kv_compat=COMPAT, timeout=5
+                msgspec.structs.replace(ticket, token=bytes(24)), blocks, made.room(1, 1), kv_compat=COMPAT, timeout=PATIENCE_S
             )
         assert made.server.counts["unknown_ticket"] == 1
 

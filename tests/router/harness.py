@@ -22,7 +22,7 @@ from services.clock import SystemClock
 from services.router.router import Router
 from services.settings import RouterSettings, Settings
 from tests.router.fakes import EDGE, MODEL, SUBJECTS, FakeWorker, a_process, a_worker
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 EDGE_WAITS_S = 0.6
 """Twice what a real edge waits, because a busy test machine is slow; eight silent workers in a row would take 0.8 s."""
@@ -113,7 +113,7 @@ class House:
         return acks
 
 
-async def eventually(question: Callable[[], Awaitable[bool]], timeout: float = 5.0) -> None:
+async def eventually(question: Callable[[], Awaitable[bool]], timeout: float = PATIENCE_S) -> None:
     """`until`, for a condition that has to be asked for. Raises AssertionError after `timeout` seconds."""
     deadline = asyncio.get_running_loop().time() + timeout
     while not await question():

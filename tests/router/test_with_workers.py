@@ -18,7 +18,7 @@ from services.clock import SystemClock
 from services.engine.scripted import Timing
 from services.router.router import Router
 from services.settings import Settings
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker.rig import Rig, rig
 
 JOBS = 24
@@ -43,7 +43,7 @@ async def routed(timing: Timing) -> AsyncIterator[tuple[Rig, Router, MemoryWorkQ
 
 async def submit(r: Rig, queue: MemoryWorkQueue, job: Job) -> str:
     """What an edge does with the answer; says which it was."""
-    answer = await ask(r.edge.bus, r.subjects.submit("m"), job, SubmitAnswer, timeout=1.0)
+    answer = await ask(r.edge.bus, r.subjects.submit("m"), job, SubmitAnswer, timeout=PATIENCE_S)
     match answer:
         case Accepted():
             return "accepted"

@@ -22,6 +22,7 @@ from services.clock import ManualClock
 from services.engine.scripted import Timing
 from services.worker.detached import Attendance
 from services.worker.runs import UNATTENDED_S
+from tests.waiting import PATIENCE_S
 from tests.worker.rig import EdgeDouble, Rig, rig, until
 
 SLOW = Timing(decode_step_s=0.02)
@@ -45,10 +46,10 @@ def taking_over(r: Rig, job: Job, index: int = 0) -> Control:
 
 async def adopt(r: Rig, edge: EdgeDouble, control: Control) -> Digest:
     """What the owner answers, once it listens."""
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
-                return await ask(edge.bus, r.subjects.attach(control.job), control, Digest, timeout=1.0)
+                return await ask(edge.bus, r.subjects.attach(control.job), control, Digest, timeout=PATIENCE_S)
             except NoResponders:
                 await asyncio.sleep(0.005)
 
@@ -145,7 +146,7 @@ async def test_nobody_listens_for_a_job_that_is_not_detached() -> None:
         run, _ = await r.submit(job := r.job(max_tokens=40))
         await until(lambda: r.edge.ended(run))
         with pytest.raises(NoResponders):
-            await ask(r.router, r.subjects.attach(job.job), taking_over(r, job), Digest, timeout=1.0)
+            await ask(r.router, r.subjects.attach(job.job), taking_over(r, job), Digest, timeout=PATIENCE_S)
 
 
 async def test_a_run_that_no_edge_attends_to_ends() -> None:

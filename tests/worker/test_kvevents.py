@@ -19,7 +19,7 @@ from services.kv.holders import RunHolder
 from services.kv.pool import BlockPool
 from services.kv.prefix_cache import LruPrefixCache
 from services.worker.kvevents import BATCH, KvEventFeed
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 BLOCKS = 12
 SUBJECTS = Subjects()
@@ -44,7 +44,7 @@ class Mirror:
 
     async def page(self, number: int) -> KvSnapshot:
         request = KvSnapshotRequest(page=number)
-        return await ask(self.bus, SUBJECTS.kv_snapshot(self.worker), request, KvSnapshot, timeout=1.0)
+        return await ask(self.bus, SUBJECTS.kv_snapshot(self.worker), request, KvSnapshot, timeout=PATIENCE_S)
 
     def build(self, pages: list[KvSnapshot]) -> None:
         assert [page.page for page in pages] == list(range(pages[0].pages))
@@ -193,7 +193,7 @@ async def test_random_changes_batches_losses_and_snapshots(bench: Bench) -> None
         bench.store(*dict.fromkeys(names))
         if random.random() < 0.4:
             bench.feed.say()
-        await mirror.bus.flush(1.0)
+        await mirror.bus.flush(PATIENCE_S)
         if random.random() < 0.1 and mirror.batches:
             del mirror.batches[random.randrange(len(mirror.batches))]
         if not mirror.follow():
@@ -205,7 +205,7 @@ async def test_random_changes_batches_losses_and_snapshots(bench: Bench) -> None
             healed += 1
         assert mirror.follow()
     bench.feed.say()
-    await mirror.bus.flush(1.0)
+    await mirror.bus.flush(PATIENCE_S)
     assert mirror.follow()
     assert mirror.known == bench.held
     assert healed > 3

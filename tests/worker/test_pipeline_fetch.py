@@ -21,6 +21,7 @@ from services.kv.holders import LoanHolder, RunHolder
 from services.kv.pool import BlockPool
 from services.kv.transfer.interface import Fetched, TransferClient, TransferLimits
 from services.prefill.fetching import time_limit
+from tests.waiting import PATIENCE_S
 from tests.worker.rig import BLOCKS, Carrier, Rig, rig, until
 
 PROMPT = list(range(20, 33))
@@ -197,7 +198,8 @@ def test_a_transfer_may_take_the_longer_the_more_it_moves() -> None:
 
 
 @pytest.mark.parametrize("stage", ["asked", "pulling"])
-async def test_a_cancel_ends_a_fetch_at_once(stage: str) -> None:
+async def test_a_cancel_ends_a_fetch_at_once(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.prefill.fetching.LEAST_S", 60.0)
     async with rig(fetch_block_s=30.0, limits=TransferLimits(present_s=0.3)) as r:
         chat = chat_after(await first_turn(r))
         forget(r.prefill.engine.pool)
@@ -206,7 +208,7 @@ async def test_a_cancel_ends_a_fetch_at_once(stage: str) -> None:
             await until(lambda: r.fetches.pulls)
             assert LoanHolder(run) in r.decode.engine.pool.holders
         r.edge.control(run, to=r.control_of(r.prefill))
-        await until(lambda: r.edge.ended(run), timeout=0.3)
+        await until(lambda: r.edge.ended(run))
         assert r.edge.ended(run) is State.CANCELLED
         await until(r.clean)
 
@@ -218,7 +220,8 @@ async def test_a_prefill_worker_that_ends_while_it_fetches_frees_the_loan() -> N
         run = await place(r, chat)
         await until(lambda: r.fetches.pulls)
         await r.prefill.close()
-        await until(lambda: LoanHolder(run) not in r.decode.engine.pool.holders, timeout=0.5)
+        await until(lambda: LoanHolder(run) not in r.decode.engine.pool.holders)
+        assert r.decode.engine.pool.leases_lapsed == 0
         assert r.prefill.engine.pool.held == 0
 
 
@@ -301,7 +304,7 @@ async def test_choices_and_resumes_fetch_too() -> None:
 async def request(r: Rig, run: int, tokens: list[int], *, have: int = 0, kv_compat: str = "k") -> Offer:
     spec = RunSpec.of(run, r.job(tokens))
     wanted = OfferRequest(run=run, kv_compat=kv_compat, hashes=tuple(spec.hashes(r.decode.engine.info)), have=have)
-    return await ask(r.router, r.subjects.decode_offer(r.decode.bus.process), wanted, Offer, timeout=1.0)
+    return await ask(r.router, r.subjects.decode_offer(r.decode.bus.process), wanted, Offer, timeout=PATIENCE_S)
 
 
 async def test_decode_lends_the_longest_beginning_it_has() -> None:

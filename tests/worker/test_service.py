@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from services.worker.service import _until_stopped
+from tests.waiting import PATIENCE_S
 from tests.worker.rig import rig
 
 
@@ -16,7 +17,7 @@ async def test_a_worker_whose_engine_broke_ends(monkeypatch: pytest.MonkeyPatch)
         serving = asyncio.ensure_future(_until_stopped(r.prefill, asyncio.Event()))
         await r.submit(r.job())
         with pytest.raises(ZeroDivisionError):
-            async with asyncio.timeout(2.0):
+            async with asyncio.timeout(PATIENCE_S):
                 await serving
 
 
@@ -24,5 +25,5 @@ async def test_a_worker_that_is_told_to_stop_stops() -> None:
     async with rig() as r:
         stop = asyncio.Event()
         stop.set()
-        async with asyncio.timeout(2.0):
+        async with asyncio.timeout(PATIENCE_S):
             await _until_stopped(r.prefill, stop)

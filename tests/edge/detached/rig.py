@@ -27,7 +27,8 @@ from services.edge.store.jobs import SqlJobStore
 from services.edge.store.migrate import migrate
 from services.edge.store.records import JobState, Retention, StoredJob
 from services.telemetry.metrics import Metrics
-from tests.edge.cluster import DECODE, FAST, Cluster, draft, process, until
+from tests.edge.cluster import DECODE, FAST, Cluster, draft, process
+from tests.waiting import PATIENCE_S, until
 
 TENANT = "t"
 RUN = 7
@@ -228,14 +229,14 @@ async def begun(pair: Pair, *, tokens: int = 3, run: int = RUN, digests: bool = 
 
 
 async def state_is(pair: Pair, job: str, state: JobState) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (await pair.row(job)).state is not state:  # noqa: ASYNC110 - the database tells nobody
             await asyncio.sleep(0.02)
 
 
 async def written(pair: Pair, job: str, tokens: int) -> None:
     """Until so many tokens of the job are in the database."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             found = await pair.store.read(job, {0: 0})
             if found is not None and sum(chunk.count for chunk in found.chunks) >= tokens:
@@ -247,7 +248,7 @@ def long_draft() -> Draft:
     return replace(draft(total_s=60.0, first_token_s=30.0), sampling=Sampling(seed=7, max_tokens=1000))
 
 
-async def read_all(reader: DetachedReader, timeout: float = 10.0) -> tuple[list[int], FinishReason | None]:
+async def read_all(reader: DetachedReader, timeout: float = PATIENCE_S) -> tuple[list[int], FinishReason | None]:
     """All tokens of choice 0 that are still to come, and its finish."""
     tokens: list[int] = []
     finish = None

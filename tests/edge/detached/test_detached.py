@@ -16,8 +16,9 @@ from schemas.reply import FinishReason
 from schemas.state import Cause
 from services.edge.jobs.handle import JobCancelled
 from services.edge.store.records import JobState, Retention
-from tests.edge.cluster import DECODE, EDGE, ROUTER, until
+from tests.edge.cluster import DECODE, EDGE, ROUTER
 from tests.edge.detached.rig import SECOND, TENANT, Owner, Pair, attach, begun, long_draft, pair, read_all, state_is, written
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -50,10 +51,10 @@ async def test_the_message_says_that_it_is_detached(edges: Pair) -> None:
 async def test_a_reader_that_leaves_stops_nothing(edges: Pair) -> None:
     job, owner = await begun(edges)
     reader = await attach(edges.first, job)
-    await reader.next(1.0)
+    await reader.next(PATIENCE_S)
     reader.cancel()
     with pytest.raises(JobCancelled):
-        await reader.next(1.0)
+        await reader.next(PATIENCE_S)
     owner.go_on(1, FinishReason.STOP)
     assert await read_all(await attach(edges.first, job)) == (owner.tokens(), FinishReason.STOP)
     assert not owner.cancels
@@ -84,7 +85,7 @@ async def test_a_failure_is_told_to_readers_everywhere(edges: Pair) -> None:
     edges.cluster.event(DECODE, owner.job, owner.run, 2, State.FAILED, error_code="job_failed")
     for side in (edges.first, edges.second):
         reader = await attach(side, job)
-        assert [token for delta in await reader.next(1.0) for token in delta.tokens] == owner.tokens()
+        assert [token for delta in await reader.next(PATIENCE_S) for token in delta.tokens] == owner.tokens()
         with pytest.raises(JobFailed):
             await read_all(reader)
 
@@ -123,7 +124,7 @@ async def test_a_proven_death_is_acted_on_before_the_lease_ends(edges: Pair) -> 
     job, owner = await begun(edges)
     await edges.first.kill()
     edges.cluster.die(EDGE, Cause.KILLED)
-    await until(lambda: len(edges.second.detached) == 1, timeout=0.8)
+    await until(lambda: len(edges.second.detached) == 1)
     owner.go_on(1, FinishReason.STOP)
     assert await read_all(await attach(edges.second, job)) == (owner.tokens(), FinishReason.STOP)
 
@@ -185,7 +186,7 @@ async def test_an_edge_that_leaves_hands_over_at_once(edges: Pair) -> None:
     await until(lambda: edges.first.supervisor._jobs[job].received() == 5)
     await edges.first.detached.close()
     assert (await edges.row(job)).edge in (EDGE, SECOND)
-    await until(lambda: len(edges.second.detached) == 1, timeout=0.8)
+    await until(lambda: len(edges.second.detached) == 1)
     owner.go_on(1, FinishReason.STOP)
     assert await read_all(await attach(edges.second, job)) == (owner.tokens(), FinishReason.STOP)
     assert not owner.cancels
@@ -231,7 +232,7 @@ async def test_a_lost_lease_ends_all_answering(edges: Pair) -> None:
     owner.retry()
     await asyncio.sleep(0.3)
     assert (len(owner.held), len(edges.cluster.jobs), owner.cancels) == (held, submitted, 0)
-    assert [token for delta in await reader.next(1.0) for token in delta.tokens] == [100, 101, 102]
+    assert [token for delta in await reader.next(PATIENCE_S) for token in delta.tokens] == [100, 101, 102]
 
 
 async def test_cut_off_from_nats_an_edge_leaves_its_jobs_to_others(edges: Pair) -> None:
@@ -251,11 +252,11 @@ async def test_a_database_that_is_locked_costs_no_token(edges: Pair) -> None:
     """For longer than the lease: the edge that holds the job lets it go, and takes it again when it can be written."""
     job, owner = await begun(edges)
     reader = await attach(edges.first, job)
-    assert await reader.next(1.0)
+    assert await reader.next(PATIENCE_S)
     async with edges.second.database.write():
         owner.go_on(4)
         assert [token for delta in await reader.next(0.5) for token in delta.tokens] == [103, 104, 105, 106]
-        await until(lambda: len(edges.first.detached) == 0, timeout=4.0)
+        await until(lambda: len(edges.first.detached) == 0)
         with pytest.raises(StoreUnavailable):
             await edges.first.detached.submit(long_draft(), TENANT)
     await until(lambda: len(edges.first.detached) + len(edges.second.detached) == 1)
@@ -280,8 +281,8 @@ async def test_a_deleted_database_is_made_anew(tmp_path: Path) -> None:
         lost, owner = await begun(edges)
         for file in os.listdir(tmp_path):
             os.unlink(tmp_path / file)
-        await until(lambda: owner.cancels, timeout=5.0)
-        await until(lambda: edges.first.detached.ready and edges.second.detached.ready, timeout=5.0)
+        await until(lambda: owner.cancels)
+        await until(lambda: edges.first.detached.ready and edges.second.detached.ready)
         with pytest.raises(NotFound):
             await attach(edges.first, lost)
         job, owner = await begun(edges)

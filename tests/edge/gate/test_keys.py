@@ -13,8 +13,8 @@ from services.edge.gate import keyring
 from services.edge.gate.keyring import Keyring
 from services.edge.gate.keys import digest, key_id, new_key
 from services.edge.gate.records import KeyRecord
-from tests.edge.cluster import until
 from tests.edge.fakes import SECRET, FakeKeys
+from tests.waiting import PATIENCE_S, until
 
 
 def test_a_key_names_its_row_and_nothing_stored_opens_the_door() -> None:
@@ -47,7 +47,7 @@ class Ring:
         return False
 
     async def until_refused(self, text: str) -> None:
-        deadline = asyncio.get_running_loop().time() + 5
+        deadline = asyncio.get_running_loop().time() + PATIENCE_S
         while not await self.refused(text):
             assert asyncio.get_running_loop().time() < deadline
             await asyncio.sleep(0.005)

@@ -17,8 +17,8 @@ from services.edge.gate.meter import REQUESTS, TOKENS, Meter
 from services.edge.gate.records import Caller, Used
 from services.edge.tenant import tenant
 from services.telemetry.metrics import Metrics
-from tests.edge.cluster import until
 from tests.edge.fakes import SECRET, FakeCounters, FakeUsage
+from tests.waiting import until
 
 
 def caller(limits: Limits = NONE, tenant_limits: Limits = NONE, *, tier: Tier = Tier.PAID, key: str = "k") -> Caller:

@@ -12,17 +12,17 @@ from services.edge.gate.limits import Limits
 from services.edge.store.database import Database
 from services.edge.store.records import JobState
 from services.edge.store.responses import SqlResponseStore
-from tests.edge.cluster import until
 from tests.edge.fakes import MODEL, Script, says
 from tests.edge.responses.rig import ResponsesApi
 from tests.edge.responses.test_create import CALL, WEATHER
 from tests.edge.responses.test_stream import assemble, read_events
 from tests.text.tiny import byte_ids
+from tests.waiting import PATIENCE_S, until
 
 
 async def stands(api: ResponsesApi, name: str, *wanted: str) -> dict[str, Any]:
     """The object, once its status is one of `wanted`."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             found: dict[str, Any] = (await api.ask("GET", f"/v1/responses/{name}")).json()
             if found["status"] in wanted:
@@ -179,7 +179,7 @@ async def test_what_it_did_not_use_of_a_limit_comes_back(api: ResponsesApi, back
     for _ in range(3):
         made = await api.respond(key, max_output_tokens=800, background=background)
         assert made.status_code == 200, made.text
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while (await _remaining(api, key)) < 700:  # noqa: ASYNC110 - told in headers only
                 await asyncio.sleep(0.01)
 

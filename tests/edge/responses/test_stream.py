@@ -11,11 +11,11 @@ import pytest
 
 from schemas.errors import JobFailed
 from schemas.reply import FinishReason
-from tests.edge.cluster import until
 from tests.edge.fakes import MODEL, Script, says
 from tests.edge.responses.rig import ResponsesApi
 from tests.edge.responses.test_create import CALL, WEATHER
 from tests.text.tiny import byte_ids
+from tests.waiting import until
 
 Event = dict[str, Any]
 

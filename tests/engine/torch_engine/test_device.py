@@ -32,7 +32,7 @@ from tests.engine.torch_engine import tiny
 from tests.engine.torch_engine.rig import Running
 from tests.engine.torch_engine.test_engine import PROMPTS, spec
 from tests.engine.torch_engine.test_model import Bench
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 BF16 = Place(CPU.device, torch.bfloat16)
 
@@ -121,7 +121,7 @@ async def hand_over(here: StepEngine, there: StepEngine, run: int, kind: Transfe
     refs = [BlockRef(slot=block, generation=here.pool.generation(block)) for block in blocks]
     ticket = server.offer(holder, kv_compat=compat, on_done=lambda *_: None)
     views = [there.pool.view(block) for block in into]
-    async with await client.fetch(ticket, refs, views, kv_compat=compat, timeout=10) as fetched:
+    async with await client.fetch(ticket, refs, views, kv_compat=compat, timeout=PATIENCE_S) as fetched:
         assert await fetched.release()
     await there.pool.stage_in(into)
     client.close()

@@ -61,19 +61,14 @@ async def tap(up: Up) -> AsyncIterator[Tap]:
         yield Tap(op)
 
 
-def submitted(msg: Msg) -> str:
-    """`hr.prefill.*.submit`: who is asked to prefill."""
+def addressee(msg: Msg) -> str:
+    """`hr.prefill.*.submit`, `hr.decode.*.handoff`, `hr.decode.*.offer`: who is asked."""
     return str(msg.subject.split(".")[2])
 
 
 def handing_off(msg: Msg) -> str:
     """`hr.decode.*.handoff`: whose blocks are offered."""
     return decode(msg.data, Handoff).prefill
-
-
-def taking_over(msg: Msg) -> str:
-    """`hr.decode.*.handoff`: who is asked to pull them."""
-    return str(msg.subject.split(".")[2])
 
 
 def handed_over(msg: Msg) -> str:

@@ -29,7 +29,7 @@ from services.bus.typed import ask
 from tests.chaos import processes
 from tests.chaos.processes import back, kill, pid, stopped
 from tests.chaos.streams import until
-from tests.chaos.tap import taking_over, tap
+from tests.chaos.tap import addressee, tap
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import operator
 from tests.e2e.running import Up
@@ -128,7 +128,7 @@ def pair_of_pairs(start: StartScripted, transfer: str) -> Up:
 async def at_the_offer(up: Up, strike: Callable[[], object], submit: Callable[[], object]) -> None:
     """`strike` when d1 is asked for what it has."""
     async with tap(up) as bus:
-        striking = asyncio.create_task(bus.first("hr.decode.*.offer", taking_over, lambda _: strike()))
+        striking = asyncio.create_task(bus.first("hr.decode.*.offer", addressee, lambda _: strike()))
         await bus.operator.client.flush()
         await submit()  # type: ignore[misc]
         await striking

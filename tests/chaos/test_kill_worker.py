@@ -11,7 +11,7 @@ import pytest
 
 from tests.chaos.processes import back, kill, pid, send
 from tests.chaos.streams import Progress, ask_all, assert_same, longest_pause, questions, undisturbed, until
-from tests.chaos.tap import Finds, handed_over, handing_off, submitted, tap
+from tests.chaos.tap import Finds, addressee, handed_over, handing_off, tap
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import operator
 
@@ -45,7 +45,7 @@ async def test_decode(scripted_stack: StartScripted) -> None:
 
 @pytest.mark.parametrize(
     ("subject", "find"),
-    [("hr.prefill.*.submit", submitted), ("hr.decode.*.handoff", handing_off), ("hr.reply.*", handed_over)],
+    [("hr.prefill.*.submit", addressee), ("hr.decode.*.handoff", handing_off), ("hr.reply.*", handed_over)],
     ids=["before", "during", "after"],
 )
 async def test_prefill_around_the_transfer(scripted_stack: StartScripted, subject: str, find: Finds) -> None:

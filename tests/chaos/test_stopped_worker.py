@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.processes import stop_for
 from tests.chaos.streams import Progress, ask_all, assert_same, longest_pause, questions, undisturbed
-from tests.chaos.tap import Finds, handing_off, taking_over, tap
+from tests.chaos.tap import Finds, handing_off, tap
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import operator
 
@@ -28,7 +28,7 @@ UNDER_PRESSURE = {
 STOPPED_S = 10.0
 
 
-@pytest.mark.parametrize("side", [handing_off, taking_over], ids=["prefill", "decode"])
+@pytest.mark.parametrize("side", [handing_off, addressee], ids=["prefill", "decode"])
 async def test_one_side_of_a_transfer(scripted_stack: StartScripted, side: Finds) -> None:
     up = scripted_stack(*TWO_OF_EACH, **BIG_BLOCKS)
     asked = questions(32, 80)

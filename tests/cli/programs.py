@@ -11,6 +11,7 @@ from pathlib import Path
 
 from services.cli.up.keeper import Program
 from services.cli.up.output import LogFile, Output
+from tests.waiting import PATIENCE_S
 
 GOOD = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True); signal.pause()"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\nwhile True: signal.pause()"
@@ -39,7 +40,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def until_now(condition: Callable[[], object], limit: float = 10.0) -> None:
+def until_now(condition: Callable[[], object], limit: float = PATIENCE_S) -> None:
     """`tests.waiting.until` without an event loop."""
     deadline = time.monotonic() + limit
     while not condition():

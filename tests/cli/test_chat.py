@@ -18,6 +18,7 @@ import pytest
 
 from services.cli.main import main
 from tests.ports import free_port
+from tests.waiting import PATIENCE_S
 
 
 class FakeServer(ThreadingHTTPServer):
@@ -195,7 +196,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(server: FakeServer) ->
     """In a terminal: an answer without end, Ctrl-C, another question, Ctrl-D."""
     server.hang = True
     here, there = pty.openpty()
-    argv = [sys.executable, "-m", "services.cli.main", "chat"]
+    # Whoever runs the tests in the background may have them ignore SIGINT, which a child would take over.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    argv = [sys.executable, "-c", f"{heard}; from services.cli.main import main; raise SystemExit(main(['chat']))"]
     with subprocess.Popen(argv, stdin=there, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as chat:
         os.close(there)
         assert chat.stdout is not None
@@ -203,12 +206,12 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(server: FakeServer) ->
             os.write(here, b"first\n")
             _read_until(chat.stdout.fileno(), b" is")
             chat.send_signal(signal.SIGINT)
-            assert server.left.wait(10)
+            assert server.left.wait(PATIENCE_S)
             server.hang = False
             os.write(here, b"second\n")
             _read_until(chat.stdout.fileno(), b" is\n")
             os.write(here, b"\x04")
-            assert chat.wait(10) == 0
+            assert chat.wait(PATIENCE_S) == 0
         finally:
             chat.kill()
             os.close(here)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -39,8 +38,3 @@ def scripted_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSc
         yield start
         for up in running.values():
             assert not up.violations, up.violations
-
-
-def model_stack(home: Path, folder: Path, model: str, *arguments: str, **settings: str):  # type: ignore[no-untyped-def]
-    """A stack with the torch engine on the real model (a context manager)."""
-    return started([*UP, "--model", model, *arguments], home, folder, env=settings)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+
+import pytest
+import sqlalchemy as sa
 
 from schemas.codec import decode, encode
 from schemas.control import Control, Verb
@@ -77,7 +81,9 @@ class Pair:
         return row
 
 
-async def make_side(cluster: Cluster, bus: MemoryBus, home: Path, supervisor: Supervisor, retention: Retention | None) -> Side:
+async def make_side(
+    cluster: Cluster, bus: MemoryBus, home: Path, supervisor: Supervisor, retention: Retention | None, timing: DetachedTiming
+) -> Side:
     database = Database(database_url("", home))
     detached = DetachedJobs(
         SqlJobStore(database),
@@ -88,7 +94,7 @@ async def make_side(cluster: Cluster, bus: MemoryBus, home: Path, supervisor: Su
         SystemClock(),
         Random(bus.process),
         Metrics.null(),
-        timing=QUICK,
+        timing=timing,
         retention=retention,
     )
     await detached.open()
@@ -96,8 +102,24 @@ async def make_side(cluster: Cluster, bus: MemoryBus, home: Path, supervisor: Su
     return Side(bus, supervisor, detached, database)
 
 
+@contextmanager
+def _database_time() -> Iterator[None]:
+    """Leases in the database are between edges that a test runs in one process: its clock stands still with them."""
+    since = time.time() - time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("services.edge.store.jobs.database_time", lambda: sa.literal(since + time.monotonic()))
+        yield
+
+
 @asynccontextmanager
-async def pair(home: Path, *, retention: Retention | None = None) -> AsyncIterator[Pair]:
+async def pair(home: Path, *, retention: Retention | None = None, lease_s: float = QUICK.lease_s) -> AsyncIterator[Pair]:
+    with _database_time():
+        async with _pair(home, retention, replace(QUICK, lease_s=lease_s)) as made:
+            yield made
+
+
+@asynccontextmanager
+async def _pair(home: Path, retention: Retention | None, quick: DetachedTiming) -> AsyncIterator[Pair]:
     cluster = Cluster()
     cluster.then = cluster.accept(RUN, prefill="", decode=DECODE)
     await cluster.open()
@@ -105,8 +127,8 @@ async def pair(home: Path, *, retention: Retention | None = None) -> AsyncIterat
     bus = MemoryBus(cluster.broker, SECOND, role="edge")
     other = Supervisor(bus, cluster.queue, cluster.subjects, SystemClock(), Random(5), Metrics.null(), timing)
     await other.open()
-    first = await make_side(cluster, cluster.edge_bus, home, cluster.edge, retention)
-    second = await make_side(cluster, bus, home, other, retention)
+    first = await make_side(cluster, cluster.edge_bus, home, cluster.edge, retention, quick)
+    second = await make_side(cluster, bus, home, other, retention, quick)
     cluster.report()
     try:
         yield Pair(cluster, first, second, SqlJobStore(second.database))

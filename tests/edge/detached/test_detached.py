@@ -17,13 +17,31 @@ from schemas.state import Cause
 from services.edge.jobs.handle import JobCancelled
 from services.edge.store.records import JobState, Retention
 from tests.edge.cluster import DECODE, EDGE, ROUTER
-from tests.edge.detached.rig import SECOND, TENANT, Owner, Pair, attach, begun, long_draft, pair, read_all, state_is, written
+from tests.edge.detached.rig import (
+    QUICK,
+    SECOND,
+    TENANT,
+    Owner,
+    Pair,
+    attach,
+    begun,
+    long_draft,
+    pair,
+    read_all,
+    state_is,
+    written,
+)
 from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
-async def edges(tmp_path: Path) -> AsyncIterator[Pair]:
-    async with pair(tmp_path) as made:
+def lease_s() -> float:
+    return QUICK.lease_s
+
+
+@pytest.fixture
+async def edges(tmp_path: Path, lease_s: float) -> AsyncIterator[Pair]:
+    async with pair(tmp_path, lease_s=lease_s) as made:
         yield made
 
 
@@ -120,6 +138,7 @@ async def test_several_jobs_of_one_owner_are_adopted_at_once(edges: Pair) -> Non
     assert len(edges.cluster.jobs) == 5
 
 
+@pytest.mark.parametrize("lease_s", [60.0])
 async def test_a_proven_death_is_acted_on_before_the_lease_ends(edges: Pair) -> None:
     job, owner = await begun(edges)
     await edges.first.kill()
@@ -180,6 +199,7 @@ async def test_a_leftover_of_an_earlier_attempt_is_stopped_not_adopted(edges: Pa
     assert third.choices[0].generated == (100, 101, 102, 103)
 
 
+@pytest.mark.parametrize("lease_s", [60.0])
 async def test_an_edge_that_leaves_hands_over_at_once(edges: Pair) -> None:
     job, owner = await begun(edges)
     owner.go_on(2)
@@ -255,7 +275,7 @@ async def test_a_database_that_is_locked_costs_no_token(edges: Pair) -> None:
     assert await reader.next(PATIENCE_S)
     async with edges.second.database.write():
         owner.go_on(4)
-        assert [token for delta in await reader.next(0.5) for token in delta.tokens] == [103, 104, 105, 106]
+        assert [token for delta in await reader.next(PATIENCE_S) for token in delta.tokens] == [103, 104, 105, 106]
         await until(lambda: len(edges.first.detached) == 0)
         with pytest.raises(StoreUnavailable):
             await edges.first.detached.submit(long_draft(), TENANT)

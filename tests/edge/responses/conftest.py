@@ -6,16 +6,14 @@ from pathlib import Path
 import pytest
 
 from services.edge.store.database import Database, database_url
-from services.edge.store.migrate import migrate
+from tests.edge.migrated import migrated
 from tests.edge.responses.rig import ResponsesApi
 
 
 @pytest.fixture
 async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    database = Database(database_url("", tmp_path))
-    await migrate(database)
-    yield database
-    await database.close()
+    async with migrated(database_url("", tmp_path)) as made:
+        yield made
 
 
 @pytest.fixture

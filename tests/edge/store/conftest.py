@@ -10,7 +10,7 @@ from sqlalchemy.engine import URL
 
 from services.edge.store.database import Database, database_url
 from services.edge.store.jobs import SqlJobStore
-from services.edge.store.migrate import migrate
+from tests.edge.migrated import migrated
 from tests.postgres_fixture import Postgres
 
 
@@ -25,18 +25,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> URL:
 
 @pytest.fixture
 async def database(url: URL) -> AsyncIterator[Database]:
-    database = Database(url)
-    await migrate(database)
-    yield database
-    await database.close()
+    async with migrated(url) as made:
+        yield made
 
 
 @pytest.fixture
 async def sqlite(tmp_path: Path) -> AsyncIterator[Database]:
-    database = Database(database_url("", tmp_path))
-    await migrate(database)
-    yield database
-    await database.close()
+    async with migrated(database_url("", tmp_path)) as made:
+        yield made
 
 
 @pytest.fixture

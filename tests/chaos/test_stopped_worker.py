@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.processes import stop_for
 from tests.chaos.streams import Progress, ask_all, assert_same, longest_pause, questions, undisturbed
-from tests.chaos.tap import Finds, handing_off, tap
+from tests.chaos.tap import Finds, addressee, handing_off, tap
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import operator
 

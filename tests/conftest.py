@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.models_fixture import default_model
 from tests.nats_fixture import NatsCluster, NatsServer
@@ -14,6 +15,10 @@ from tests.postgres_fixture import MISSING, Postgres, binaries
 from tests.steady_time import steady_time
 
 __all__ = ["default_model"]
+
+# How long an example takes is the machine's affair, not the test's.
+settings.register_profile("headrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("headrace")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -173,7 +173,7 @@ class Cluster:
             self.bus.publish(self.subjects.dead(who), encode(Death(process=who, cause=cause)))
 
 
-def draft(*, queue_s: float = 5.0, first_token_s: float = 5.0, total_s: float = 10.0) -> Draft:
+def draft(*, queue_s: float = 60.0, first_token_s: float = 60.0, total_s: float = 120.0) -> Draft:
     return Draft(
         model=MODEL,
         prompt=pack_ids([1, 2, 3]),

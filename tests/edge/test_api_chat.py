@@ -248,7 +248,7 @@ async def test_null_is_absent() -> None:
 TEXTS = st.text(alphabet='ab🙂é\n"\\\u2028', max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     text=TEXTS,
     cuts=st.lists(st.integers(0, 40), max_size=6),

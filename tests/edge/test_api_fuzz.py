@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import httpx
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.state import Capabilities
@@ -95,14 +95,14 @@ BODIES = st.sampled_from(sorted(ENDPOINTS)).flatmap(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(BODIES)
 def test_any_body_is_answered_or_refused(request: tuple[str, dict[str, Any]]) -> None:
     path, body = request
     asyncio.run(_answered_or_refused(path, json.dumps(body).encode()))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(path=st.sampled_from(sorted(ENDPOINTS)), body=JSON.map(json.dumps).map(str.encode) | st.binary(max_size=30))
 def test_bodies_that_are_anything(path: str, body: bytes) -> None:
     asyncio.run(_answered_or_refused(path, body))

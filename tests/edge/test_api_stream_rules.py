@@ -96,7 +96,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(path, [draw(scripts(n)) for _ in range(prompts)], n, fields)
 
 
-EASY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+EASY = settings(max_examples=60, suppress_health_check=[HealthCheck.data_too_large])
 
 
 @EASY

@@ -122,7 +122,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 
 async def test_a_gap_and_a_lost_end_are_healed_by_replay(site: Site) -> None:
-    handles = [site.edge.start(draft(total_s=30.0)) for _ in range(2)]
+    handles = [site.edge.start(draft()) for _ in range(2)]
     await until(lambda: len(site.worker.jobs) == 2)
     for run in (1, 2):
         site.worker.say(run, 0, [10, 11])

@@ -150,7 +150,7 @@ FILTERS: tuple[dict[str, Any], ...] = (
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**63),
     cut=st.integers(0, 200),

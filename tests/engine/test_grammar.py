@@ -96,7 +96,7 @@ schemas = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(schema=schemas, seed=st.integers(0, 2**32))
 async def test_what_ends_is_valid(folder: Path, schema: dict[str, Any], seed: int) -> None:
     grammar = Grammar(kind="json_schema", source=json.dumps(schema))

@@ -174,4 +174,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestCacheMachine.settings = settings(max_examples=80, stateful_step_count=50)

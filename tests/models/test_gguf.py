@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.models.errors import GGUFError
@@ -86,7 +86,6 @@ SMALL: Tensors = {"a": (F32, (2, 3), b"\1" * 24), "q": (Q8_0, (1, 32), b"\1" * 3
 WHOLE = gguf_bytes({"key": "value", "list": [1, 2, 3]}, SMALL)
 
 
-@settings(deadline=None)
 @given(st.integers(0, len(WHOLE) - 31))
 def test_cut_anywhere_it_is_refused(tmp_path_factory: pytest.TempPathFactory, length: int) -> None:
     path = write(tmp_path_factory.mktemp("cut") / "x.gguf", WHOLE[:length])
@@ -94,7 +93,6 @@ def test_cut_anywhere_it_is_refused(tmp_path_factory: pytest.TempPathFactory, le
         GGUFFile(path)
 
 
-@settings(deadline=None)
 @given(st.integers(0, len(WHOLE) - 1), st.integers(0, 255))
 def test_one_wrong_byte_never_crashes(tmp_path_factory: pytest.TempPathFactory, place: int, byte: int) -> None:
     damaged = WHOLE[:place] + bytes([byte]) + WHOLE[place + 1 :]

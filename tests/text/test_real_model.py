@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.clock import ManualClock
@@ -85,7 +85,6 @@ def test_odd_strings_equal_transformers(prompts: PromptEncoder, reference: Any, 
 def test_any_text_equals_transformers(prompts: PromptEncoder, reference: Any) -> None:
     special = list(reference.all_special_tokens)
 
-    @settings(deadline=None)
     @given(st.text(max_size=60).filter(lambda text: not any(token in text for token in special)))
     def check(text: str) -> None:
         for messages in conversations(text):

@@ -153,7 +153,7 @@ class Rig:
     servers: dict[str, TransferServer]
     subjects: Subjects = field(default_factory=Subjects)
 
-    def job(self, prompt: list[int] | None = None, *, max_tokens: int = 8, seed: int = 1, total_s: float = 30.0) -> Job:
+    def job(self, prompt: list[int] | None = None, *, max_tokens: int = 8, seed: int = 1, total_s: float = 120.0) -> Job:
         return Job(
             job=job_id(_random),
             attempt=1,

@@ -267,7 +267,7 @@ async def written(pair: Pair, job: str, tokens: int) -> None:
 
 
 def long_draft() -> Draft:
-    return replace(draft(total_s=60.0, first_token_s=30.0), sampling=Sampling(seed=7, max_tokens=1000))
+    return replace(draft(), sampling=Sampling(seed=7, max_tokens=1000))
 
 
 async def read_all(reader: DetachedReader, timeout: float = PATIENCE_S) -> tuple[list[int], FinishReason | None]:

@@ -46,7 +46,7 @@ class FakeCounter:
     limit=st.integers(1, 400),
     amounts=st.lists(st.integers(1, 60), max_size=80),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_never_more_than_the_limit_and_little_less(seed: int, edges: int, limit: int, amounts: list[int]) -> None:
     async def run() -> None:
         counter, clock, random = FakeCounter(seed), ManualClock(), Random(seed)

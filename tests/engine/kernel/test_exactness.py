@@ -39,7 +39,7 @@ def schedules(draw: st.DrawFn) -> tuple[list[int], list[list[tuple[int, int]]]]:
 
 @pytest.mark.parametrize("which", ["half_gqa", "half_wide"])
 @pytest.mark.parametrize("target", ["native", "plain"])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schedule=schedules(), threads=st.lists(st.integers(1, 3), min_size=14, max_size=14), seed=st.integers(0, 99))
 def test_any_schedule_gives_the_logits_of_each_prompt_alone(
     request: pytest.FixtureRequest,

@@ -1,7 +1,7 @@
 """A process that offers blocks of its pool, for tests that stop and kill it. Says one line: ticket, blocks, their bytes' digest.
 
-Arguments: how many blocks, and how they may be fetched. It lives until it is ended, or until its offer has
-ended: then it says how, and leaves.
+Arguments: how many blocks, how they may be fetched, and the seconds of a lease. It lives until it is ended, or until its offer
+has ended: then it says how, and leaves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from services.kv import memory
 from services.kv.holders import HandoffHolder, Holder, RunHolder
 from services.kv.pool import BlockPool
 from services.kv.transfer.auto import TransferKind, nixl_agent, open_carriers
-from services.kv.transfer.interface import Outcome
+from services.kv.transfer.interface import Outcome, TransferLimits
 from services.kv.transfer.server import SocketTransferServer
 
 BLOCK_BYTES = 1 << 16
@@ -40,7 +40,7 @@ def read_line(text: bytes) -> Line:
     return msgspec.msgpack.decode(base64.b64decode(text), type=Line)
 
 
-async def main(count: int, kind: TransferKind) -> None:
+async def main(count: int, kind: TransferKind, lease_s: float) -> None:
     own = memory.allocate(count * BLOCK_BYTES)
     own.view[:] = random.Random(1).randbytes(count * BLOCK_BYTES)
     pool = BlockPool(count, block_bytes=BLOCK_BYTES, memory=own.view, fd=own.fd)
@@ -49,7 +49,8 @@ async def main(count: int, kind: TransferKind) -> None:
     def on_done(holder: Holder, outcome: Outcome) -> None:
         ended.put_nowait(outcome)
 
-    server = SocketTransferServer(pool, clock=SystemClock())
+    limits = TransferLimits(lease_s=lease_s, present_s=60.0, first_frame_s=60.0)
+    server = SocketTransferServer(pool, clock=SystemClock(), limits=limits)
     await server.start("127.0.0.1", 0)
     await open_carriers(server, kind, nixl_agent(kind))
     slots = pool.allocate(RunHolder(1), count)
@@ -62,4 +63,4 @@ async def main(count: int, kind: TransferKind) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), cast("TransferKind", sys.argv[2])))
+    asyncio.run(main(int(sys.argv[1]), cast("TransferKind", sys.argv[2]), float(sys.argv[3])))

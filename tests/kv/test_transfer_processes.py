@@ -26,16 +26,18 @@ from tests.kv.rig import Pausing, needs_nixl, nixl_agents
 from tests.waiting import PATIENCE_S, until
 
 COUNT = 24
+LEASE_S = 1.0
 kinds = pytest.mark.parametrize("kind", ["tcp", "shm", pytest.param("nixl", marks=needs_nixl)])
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory is Linux's")
 
 
 @asynccontextmanager
-async def owner(kind: TransferKind = "shm") -> AsyncIterator[tuple[Process, Line]]:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.kv.owner", str(COUNT), kind, stdout=PIPE)
+async def owner(kind: TransferKind = "shm", *, lease_s: float = 60.0) -> AsyncIterator[tuple[Process, Line]]:
+    argv = [sys.executable, "-m", "tests.kv.owner", str(COUNT), kind, str(lease_s)]
+    process = await asyncio.create_subprocess_exec(*argv, stdout=PIPE)
     assert process.stdout is not None
     try:
-        yield process, read_line(await asyncio.wait_for(process.stdout.readline(), 20))
+        yield process, read_line(await asyncio.wait_for(process.stdout.readline(), PATIENCE_S))
     finally:
         if process.returncode is None:
             process.kill()
@@ -44,7 +46,7 @@ async def owner(kind: TransferKind = "shm") -> AsyncIterator[tuple[Process, Line
 
 async def outcome(process: Process) -> bytes:
     assert process.stdout is not None
-    return (await asyncio.wait_for(process.stdout.readline(), 20)).strip()
+    return (await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)).strip()
 
 
 def client_of(kind: TransferKind, limits: TransferLimits = DEFAULT_LIMITS) -> SocketTransferClient:
@@ -96,7 +98,7 @@ async def test_a_frozen_owner_costs_the_fetch_its_time_and_no_more(kind: Transfe
 
 @kinds
 async def test_an_owner_that_froze_past_the_lease_confirms_nothing_when_it_wakes(kind: TransferKind) -> None:
-    async with owner(kind) as (process, line):
+    async with owner(kind, lease_s=LEASE_S) as (process, line):
         client = client_of(kind, TransferLimits(release_s=0.2, renew_s=100.0))
         fetched = await client.fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=PATIENCE_S)
         process.send_signal(signal.SIGSTOP)
@@ -109,7 +111,7 @@ async def test_an_owner_that_froze_past_the_lease_confirms_nothing_when_it_wakes
 
 def _past_the_lease() -> None:
     """The lease of a stopped process runs on real time."""
-    time.sleep(TransferLimits().lease_s)
+    time.sleep(LEASE_S)
 
 
 async def test_memory_whose_owner_is_killed_stays_readable_until_the_copy_ends_and_is_let_go() -> None:

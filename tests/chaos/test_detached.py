@@ -128,7 +128,7 @@ async def test_every_edge_is_killed(scripted_stack: StartScripted, tmp_path: Pat
         await all_have(readings, 10)
         await asyncio.gather(first.kill(), second.kill(), *reading)
         killed = time.monotonic()
-        took = await workers.idle_after(UNATTENDED_S + 5.0)
+        took = await workers.idle_after(UNATTENDED_S + PATIENCE_S)
         print(f"\nidle {took:.1f} s after the last edge")
         assert took > 10.0, "a dead edge alone must not end them"
         async with edges(up, tmp_path, "x3") as (third,):

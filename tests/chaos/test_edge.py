@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from services.bus.silence import SILENT_S
 from tests.chaos.processes import back, kill, stopped
 from tests.chaos.streams import BROKE_OFF, Progress, ask_all, assert_same, questions, ready, undisturbed
 from tests.chaos.workers import Workers
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import operator
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 TWO_EDGES = ("--prefill", "2", "--decode", "2", "--edge", "2")
 NAMES = ("p1", "p2", "d1", "d2")
 LONG = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.03"}
-PROVEN_S = 0.5
-SILENT_S = 4.0
-ASKING_S = 0.3
-"""What the asking itself may take on a busy machine."""
 
 
 async def test_killed(scripted_stack: StartScripted) -> None:
@@ -31,7 +29,7 @@ async def test_killed(scripted_stack: StartScripted) -> None:
             nonlocal took
             await progress.everybody_has(3)
             before = kill(up, "e1")
-            took = await workers.idle_after(PROVEN_S + ASKING_S)
+            took = await workers.idle_after(SILENT_S)  # sooner than its silence would tell
             await back(up, "e1", before)
             await ready(up.url)
 
@@ -67,7 +65,7 @@ async def test_stopped_without_a_proof(scripted_stack: StartScripted) -> None:
             nonlocal took
             await progress.everybody_has(3)
             async with stopped(up, "e1"):
-                took = await workers.idle_after(SILENT_S + ASKING_S)
+                took = await workers.idle_after(SILENT_S + PATIENCE_S)
 
         assert_same(await ask_all(up.url, asked, fault), expected)
         print(f"\nidle after {took:.3f} s")

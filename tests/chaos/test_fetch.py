@@ -168,7 +168,7 @@ async def test_the_lender_is_stopped(scripted_stack: StartScripted) -> None:
         await restarted(up, "p2")
         async with stopped(up, "d1"):
             assert await plays.answer(await plays.submit("p2", "d2", fetch="d1")) == (expected, 0)
-        await op.assert_clean(10.0)
+        await op.assert_clean()
 
 
 @pytest.mark.parametrize("transfer", ["shm", "tcp"])
@@ -184,7 +184,7 @@ async def test_the_fetching_worker_is_killed(scripted_stack: StartScripted, tran
 
         await at_the_offer(up, lambda: kill(up, "p2"), submit)
         await back(up, "p2", before)
-        await op.assert_clean(10.0)
+        await op.assert_clean()
 
 
 async def restarted(up: Up, name: str) -> None:

@@ -105,7 +105,7 @@ async def test_a_worker_that_is_stopped_and_replaced_under_its_name(scripted_sta
             new.terminate()
             new.wait(20)
     async with operator(up) as op:
-        await op.until(lambda found: sum(name.startswith("d1-") for name in found) == 1, 10.0)
+        await op.until(lambda found: sum(name.startswith("d1-") for name in found) == 1)
 
 
 def _another(process: int) -> subprocess.Popen[bytes]:

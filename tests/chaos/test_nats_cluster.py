@@ -53,7 +53,7 @@ async def whole(made: Fleet) -> None:
         while any(answer.status != 200 for answer in await ask_all(made.url, questions(40, 5))):
             await ready(made.url)
     async with made.operator() as op:
-        await op.assert_clean(10.0)
+        await op.assert_clean()
 
 
 async def test_a_server(cluster: Fleet) -> None:

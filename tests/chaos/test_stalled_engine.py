@@ -22,6 +22,7 @@ from tests.chaos.streams import (
 from tests.chaos.tap import tap
 from tests.e2e.conftest import StartScripted
 from tests.text.tiny import byte_ids
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
@@ -58,6 +59,6 @@ async def test_its_streams_go_on_elsewhere(scripted_stack: StartScripted, script
         print(f"\nlongest pause: {longest_pause(answers):.3f} s, of the one that stalls {fate[0].pause:.3f} s")
         assert fate[0].text == "x" * 40
         assert not dead
-        await bus.operator.assert_clean(STALL_S + 5.0)
+        await bus.operator.assert_clean(STALL_S + PATIENCE_S)
     async with clients(up.url) as client:
         assert 'reason="stalled"' in (await client.get("/metrics")).text

@@ -22,7 +22,7 @@ async def test_prefill_then_decode(cluster: Cluster) -> None:
     cluster.answers = [cluster.accept(RUN)]
     handle = cluster.edge.start(draft())
     job = await cluster.submitted(1)
-    assert (job.attempt, job.resume, job.lane, job.deadlines.total) == (1, False, 3, 10.0)
+    assert (job.attempt, job.resume, job.lane, job.deadlines.total) == (1, False, 3, draft().limits.total_s)
     await handle.admitted()
     cluster.own(PREFILL, job, RUN)
     cluster.tokens(PREFILL, job, RUN, 0, [5], hop=1)

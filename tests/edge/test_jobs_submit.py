@@ -91,7 +91,7 @@ async def test_queued(cluster: Cluster) -> None:
     job = decode(item.data, Job)
     assert item.subject == f"hr.jobs.{MODEL}.paid.3.{job.job}"
     headers = dict(item.headers)
-    assert float(headers.pop("deadline")) == pytest.approx(job.deadlines.stamp + 5.0, abs=0.01)
+    assert float(headers.pop("deadline")) == pytest.approx(job.deadlines.stamp + draft().limits.queue_s, abs=0.01)
     assert headers == {"tier": "paid", "lane": "3", "attempt": "1", "edge": EDGE}
     await item.ack()
     cluster.own(PREFILL, job, 1)

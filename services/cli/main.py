@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--edge", type=_count, default=1, metavar="N", help="HTTP edges, on ports one after another (1)")
     up.add_argument("--model", help="a known model, or a folder in Hugging Face layout (HEADRACE_MODEL)")
     up.add_argument("--port", help="the HTTP port, 0 for a free one (HEADRACE_EDGE__PORT)")
-    up.add_argument("--engine", help="torch or scripted (HEADRACE_WORKER__ENGINE)")
+    up.add_argument("--engine", help="torch, scripted or trtllm (HEADRACE_WORKER__ENGINE)")
     up.add_argument("--nats-port", type=_count, default=0, metavar="PORT", help="the NATS port (a free one)")
     up.add_argument("--verbose", action="store_true", help="show everything the processes say, not only warnings")
 
@@ -77,6 +77,9 @@ def parser() -> argparse.ArgumentParser:
     model = commands.add_parser("model", help="models on this machine").add_subparsers(metavar="action", required=True)
     fetch = _command(model, "fetch", "download and convert a model unless it is here", _model_fetch)
     fetch.add_argument("model", nargs="?", help="a known model (HEADRACE_MODEL)")
+    verify = _command(commands, "verify", "compare an installed engine with what its adapter relies on", _verify)
+    verify.add_argument("engine", choices=["trtllm"])
+    verify.add_argument("--package", metavar="FOLDER", help="of the package (where Python would find it)")
     _key_commands(commands)
     return top
 
@@ -135,6 +138,12 @@ def _model_fetch(arguments: argparse.Namespace) -> int:
     from services.cli.model import fetch
 
     return fetch(_settings(arguments))
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from services.cli.verify import run
+
+    return run(arguments)
 
 
 def _worker(arguments: argparse.Namespace) -> int:

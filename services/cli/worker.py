@@ -32,7 +32,8 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
     nixl = nixl_agent(settings.worker.transfer)
     client = transfer_client(settings.worker.transfer, nixl)
     files = ModelStore(settings.home_dir).open(settings.model, weights=settings.worker.engine != "scripted")
-    engine = build_engine(files, settings, clock)
+    engine = build_engine(files, settings, clock, role)
+    await engine.warm_up()
     nats = settings.nats
     bus = await connect_service(settings, process, role, clock, metrics)
     worker = Worker(bus, Subjects(nats.prefix), engine, role, clock, metrics, platform.node())
@@ -43,7 +44,8 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
     if role is not Role.PREFILL:
         phases.append(Decode(worker, engine, client, server).start)
     await _listen(server, settings.worker)
-    await open_carriers(server, settings.worker.transfer, nixl)
+    if engine.pool.block_bytes:  # else the engine moves its KV itself
+        await open_carriers(server, settings.worker.transfer, nixl)
     refusals = Refusals(metrics, clock)
     registry = KvRegistry(JetStream(bus, replicas=nats.replicas), WORKERS_BUCKET)
     service = Service(bus, f"headrace-{role}", "0.1.0", f"Headrace {role} worker", {"model": settings.model})

@@ -7,14 +7,16 @@ Owns the stages HANDING_OFF and DECODING of hop 2. Invariant: a pulled block is 
 from __future__ import annotations
 
 from schemas.errors import HeadraceError
-from schemas.handoff import FirstToken, Handoff, OfferRequest
+from schemas.handoff import Handoff, OfferRequest
 from schemas.lifecycle import State
 from schemas.placement import Lease, Placement, WorkerAnswer
 from services.bus.interface import Msg
 from services.bus.typed import Refusals, answer, listen
+from services.decode.first import output
 from services.decode.leases import Leases
 from services.decode.loans import Loans
-from services.engine.protocol import DecodeEngine, RunSpec, TokenOutput
+from services.decode.opaque import OpaqueHandoffs
+from services.engine.protocol import DecodeEngine, RunSpec
 from services.kv.holders import ReservationHolder, RunHolder
 from services.kv.pool import PoolExhausted
 from services.kv.transfer.interface import TransferClient, TransferError, TransferServer
@@ -34,6 +36,7 @@ class Decode:
         self._transfer = transfer
         self._leases = Leases(worker)
         self._loans = Loans(worker, server)
+        self._opaque = OpaqueHandoffs(worker, engine)
 
     async def start(self, refusals: Refusals) -> None:
         bus, subjects = self._worker.bus, self._worker.subjects
@@ -49,6 +52,8 @@ class Decode:
 
     def _take(self, handoff: Handoff) -> WorkerAnswer:
         worker, run = self._worker, handoff.run
+        if handoff.opaque:
+            return self._opaque.take(handoff)
         reason = worker.refusal(run, handoff.job, begun=True) or self._unusable(handoff)
         if reason:
             return worker.refused(run, reason)
@@ -125,7 +130,7 @@ class Decode:
         run.stop = lambda: self._engine.cancel(run.id)
         self._worker.advance(run, State.DECODING)
         for token in first:
-            self._worker.frame(run, _output(run.id, token, handoff))
+            self._worker.frame(run, output(run.id, token, handoff))
         if run.stopped:
             self._engine.cancel(run.id, run.stopped)
 
@@ -157,16 +162,3 @@ class Decode:
 
     def _no_slot(self) -> str:
         return "no_slot" if self._worker.beats.credits().decode_slots < 1 else ""
-
-
-def _output(run: int, token: FirstToken, handoff: Handoff) -> TokenOutput:
-    return TokenOutput(
-        run=run,
-        choice=token.choice,
-        index=token.index,
-        token=token.token,
-        logprob=token.logprob,
-        finish=token.finish,
-        cached_tokens=handoff.cached_tokens,
-        compute_s=handoff.compute_s,
-    )

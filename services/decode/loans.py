@@ -42,6 +42,8 @@ class Loans:
             return "other_kv"
         if self._worker.isolates:
             return "isolating"
+        if not self._worker.engine.pool.block_bytes:
+            return "not_ours"  # the engine keeps them
         if found <= request.have:
             return "not_cached"
         return "duplicate" if LoanHolder(request.run) in self._worker.engine.pool.holders else ""

@@ -1,10 +1,13 @@
-"""From a model's files and the settings to an engine. Only here an engine's kind is chosen; torch is loaded only for torch."""
+"""From a model's files and the settings to an engine.
+
+Only here an engine's kind is chosen; what an engine needs is loaded only for it.
+"""
 
 from __future__ import annotations
 
 import json
 
-from schemas.state import Capabilities
+from schemas.state import Capabilities, Role
 from services.clock import Clock
 from services.engine.core import StepEngine
 from services.engine.grammars import kinds, read_grammars
@@ -22,8 +25,12 @@ from services.settings import Settings, SettingsError
 DEFAULT_SCRIPTED_BLOCKS = 4096
 
 
-def build_engine(files: ModelFiles, settings: Settings, clock: Clock) -> DecodeEngine:
+def build_engine(files: ModelFiles, settings: Settings, clock: Clock, role: Role = Role.BOTH) -> DecodeEngine:
     """The engine of `settings.worker.engine`. Raises `ModelError`, `SettingsError`: what is wrong in one line."""
+    if settings.worker.engine == "trtllm":
+        from services.engine.trtllm_engine import build as trtllm
+
+        return trtllm.build(files, settings.trtllm, clock, role)
     if settings.worker.engine == "scripted":
         return build_scripted(files, settings, clock)
     from services.engine.torch_engine.build import build

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection
 from dataclasses import replace
 
-from schemas.errors import InternalError
+from schemas.errors import InternalError, UnreadableMessage
 from schemas.handoff import FirstToken
 from services.clock import Clock
 from services.engine.arrivals import Arrivals
@@ -63,6 +63,9 @@ class StepEngine:
 
     # what a worker calls
 
+    async def warm_up(self) -> None:
+        """There is nothing that a first request would tell."""
+
     def start(self, on_step: OnStep) -> None:
         self._on_step = on_step
         self._task = asyncio.get_running_loop().create_task(self._loop(), name="engine")
@@ -88,7 +91,11 @@ class StepEngine:
         self._must_be_new(spec.run)
         self._add(self._arrivals.prefill(spec, then_decode=then_decode))
 
-    def decode(self, spec: RunSpec, first: tuple[FirstToken, ...], *, cached_tokens: int, compute_s: float) -> None:
+    def decode(
+        self, spec: RunSpec, first: tuple[FirstToken, ...], *, cached_tokens: int, compute_s: float, opaque: bytes = b""
+    ) -> None:
+        if opaque:
+            raise UnreadableMessage("this engine computes on the blocks it was given")
         self._must_be_new(spec.run)
         self._add(self._arrivals.decode(spec, first, cached_tokens=cached_tokens, compute_s=compute_s))
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from schemas.errors import InternalError
 from schemas.handoff import FirstToken
 from schemas.job import Choice, Job, Sampling, Tier, unpack_ids
 from schemas.lifecycle import State
@@ -75,10 +76,15 @@ class RunSpec:
 
 @dataclass(slots=True)
 class RunTotals:
-    """Of one run here and, after a handoff, before it: prompt tokens that were cached, seconds of compute."""
+    """Of one run here and, after a handoff, before it: prompt tokens that were cached, seconds of compute.
+
+    `opaque`: what the other engine needs of this one, when engines move KV themselves; then the run left this one with its
+    report, and whoever got it must see that it is consumed.
+    """
 
     cached_tokens: int = 0
     compute_s: float = 0.0
+    opaque: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,10 @@ class StepReport:
 OnStep = Callable[[StepReport], None]
 
 
+class EngineWorn(InternalError):
+    """The engine serves, but must be replaced: finish what runs, then end this process."""
+
+
 @dataclass(slots=True)
 class EngineStats:
     """Measured by the engine. `queued`: runs not yet in a step; `queued_tokens`: their uncomputed tokens.
@@ -171,11 +181,17 @@ class Engine(Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    async def warm_up(self) -> None:
+        """Before anything else is asked: what only a first request tells (the pool's size) is known afterwards.
+
+        Raises `HeadraceError` when the engine does not answer.
+        """
+
     def start(self, on_step: OnStep) -> None:
         """Begins to compute; `on_step` is called once a step."""
 
     async def join(self) -> None:
-        """Waits until the engine ends by itself, which is a fault: raises what broke it."""
+        """Waits until the engine ends by itself, which is a fault: raises what broke it, or `EngineWorn`."""
 
     async def stop(self) -> None:
         """Drops every run, without a report, once the step in progress is over."""
@@ -204,8 +220,11 @@ class PrefillEngine(Engine, Protocol):
 
 
 class DecodeEngine(PrefillEngine, Protocol):
-    def decode(self, spec: RunSpec, first: tuple[FirstToken, ...], *, cached_tokens: int, compute_s: float) -> None:
+    def decode(
+        self, spec: RunSpec, first: tuple[FirstToken, ...], *, cached_tokens: int, compute_s: float, opaque: bytes = b""
+    ) -> None:
         """Joins a run to the batch. Its blocks, held by the run, contain the KV of its `trunk`.
 
-        `first` is not computed yet and not reported again; what ended with it is dropped. Raises as `prefill` does.
+        `first` is not computed yet and not reported again; what ended with it is dropped. With `opaque` the engine brings the KV
+        itself, however little room the run holds. Raises as `prefill` does, `UnreadableMessage` for an `opaque` it cannot use.
         """

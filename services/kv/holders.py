@@ -47,3 +47,15 @@ class LoanHolder(Holder):
     """Decode lends cached blocks to the prefill of a run; under a lease."""
 
     __slots__ = ()
+
+
+class PinnedHolder(Holder):
+    """An engine that moves KV itself keeps a run's blocks until decode has fetched them; under a lease, for it may not say so."""
+
+    __slots__ = ()
+
+
+class UntrackedHolder(Holder):
+    """What an engine that owns its pool uses and no run explains; `run` is only its number."""
+
+    __slots__ = ()

@@ -52,14 +52,16 @@ class Fetching:
     def __init__(self, worker: Worker, transfer: TransferClient) -> None:
         self._worker = worker
         self._transfer = transfer
-        block = worker.engine.pool.block_bytes
-        worker.beats.fetch_tokens_s = BYTES_S / block * worker.engine.info.block_tokens
+        if block := worker.engine.pool.block_bytes:
+            worker.beats.fetch_tokens_s = BYTES_S / block * worker.engine.info.block_tokens
 
     def wanted(self, spec: RunSpec, cached: CachedBlocks | None) -> Wanted | None:
         """None: nothing is to be had that the prompt's computation could use and that is not here."""
         pool, info = self._worker.engine.pool, self._worker.engine.info
         if cached is None or cached.process == self._worker.bus.process or spec.sampling.prompt_logprobs is not None:
             return None
+        if not pool.block_bytes:
+            return None  # the engine keeps its blocks itself
         most = min(cached.blocks, cap_hit(len(spec.trunk), info.block_tokens))
         hashes = spec.hashes(info)[:most]
         here = pool.prefix.match(hashes)

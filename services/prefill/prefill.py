@@ -10,16 +10,18 @@ import asyncio
 from functools import partial
 
 from schemas.errors import HeadraceError
-from schemas.handoff import BlockRef, FirstToken, Handoff, Ticket
+from schemas.handoff import BlockRef, Handoff, Ticket
 from schemas.lifecycle import State
 from schemas.placement import Accept, Placement, WorkerAnswer
 from services.bus.interface import Msg
 from services.bus.typed import Refusals, answer, ask, listen
 from services.engine.admission import admit
-from services.engine.protocol import PrefillEngine, RunSpec, TokenOutput
+from services.engine.protocol import PrefillEngine, RunSpec
 from services.kv.holders import HandoffHolder, Holder, RunHolder
 from services.kv.transfer.interface import Outcome, TransferClient, TransferServer
 from services.prefill.fetching import Fetching, Wanted
+from services.prefill.first import first_token
+from services.prefill.opaque import OpaqueHandoffs
 from services.prefill.reservations import Reservations
 from services.worker.isolation import begin_alone
 from services.worker.runs import Run
@@ -40,6 +42,7 @@ class Prefill:
         self._transfer = server
         self._fetching = Fetching(worker, client)
         self._reservations = Reservations(worker)
+        self._opaque = OpaqueHandoffs(worker, engine)
         worker.on_prefilled = self._prefilled
         worker.on_end.append(self._reservations.release)
 
@@ -104,7 +107,10 @@ class Prefill:
 
     def _prefilled(self, run: Run) -> None:
         self._worker.advance(run, State.HANDING_OFF)
-        self._worker.stage(run, self._hand_off(run), self._handoff_stopped, f"handoff {run.id}")
+        if run.totals.opaque:
+            self._opaque.begin(run)
+        else:
+            self._worker.stage(run, self._hand_off(run), self._handoff_stopped, f"handoff {run.id}")
 
     async def _hand_off(self, run: Run) -> None:
         """Offer, wait for decode's *ok*, let go. Every other way out ends the attempt here."""
@@ -148,7 +154,7 @@ class Prefill:
             run=run.id,
             job=job,
             prefill=self._worker.bus.process,
-            first=tuple(map(_first, run.last.values())),
+            first=tuple(map(first_token, run.last.values())),
             kv_compat=info.kv_compat,
             blocks=tuple(
                 BlockRef(slot=block, generation=pool.generation(block), hash=names[position])
@@ -176,7 +182,3 @@ class Prefill:
 def _settle(done: asyncio.Future[Outcome], _: Holder, outcome: Outcome) -> None:
     if not done.done():  # whoever waited may have been cancelled
         done.set_result(outcome)
-
-
-def _first(output: TokenOutput) -> FirstToken:
-    return FirstToken(choice=output.choice, index=output.index, token=output.token, logprob=output.logprob, finish=output.finish)

@@ -17,6 +17,7 @@ from services.bus.kv_registry import KvRegistry
 from services.bus.micro import Service
 from services.bus.micro_endpoint import ServiceHandler
 from services.bus.typed import Refusals
+from services.engine.protocol import EngineWorn
 from services.worker.detached import Attendance
 from services.worker.digests import send_digests
 from services.worker.draining import drain
@@ -57,7 +58,20 @@ async def run(
     worker.spawn(worker.beats.run(), "beats")
     register_gauges(worker)
     await _serve_admin(worker, service, stop)
-    await _until_stopped(worker, stop)
+    try:
+        await _until_stopped(worker, stop)
+    except EngineWorn:
+        await _leave(worker, service, drain_s)
+        raise
+    except Exception:
+        worker.beats.draining = True
+        worker.beats.say()  # routers choose it no more; its runs are their edges' to go on with, whom the death tells
+        await worker.close()
+        raise
+    await _leave(worker, service, drain_s)
+
+
+async def _leave(worker: Worker, service: Service, drain_s: float) -> None:
     await drain(worker, drain_s)
     await service.drain(1.0)
     await worker.close()

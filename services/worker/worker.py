@@ -171,6 +171,8 @@ class Worker:
             if run is not None:
                 if run.state is State.PREFILLING and run.hop == 2:
                     run.advance(State.DECODING)
+                elif run.state is State.HANDING_OFF and run.hop == 2:  # the engine has fetched its KV
+                    self.advance(run, State.DECODING)
                 self.frame(run, *outputs)
         for prefilled in report.prefilled:
             run = self.runs.get(prefilled)

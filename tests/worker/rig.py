@@ -26,7 +26,7 @@ from services.bus.typed import Refusals, ask, send
 from services.clock import SystemClock
 from services.decode.decode import Decode
 from services.engine.core import StepEngine
-from services.engine.protocol import EngineInfo
+from services.engine.protocol import DecodeEngine, EngineInfo
 from services.engine.scripted import Script, ScriptedRunner, Timing
 from services.engine.speculation import build_scheduler
 from services.kv import memory as kv_memory
@@ -213,15 +213,16 @@ async def rig(
     edge_beats: bool = True,
     cache: bool = True,
     guess: int = 0,
+    engines: dict[str, DecodeEngine] | None = None,
 ) -> AsyncIterator[Rig]:
     """`guess`: tokens that decode guesses ahead. `Timing` delays make a stage long enough to do something in it. `carrier`: in
-    memory, or over real sockets."""
+    memory, or over real sockets. `engines`: others than scripted ones, as p1 and d1, warm already."""
     broker, clock, subjects = MemoryBroker(), SystemClock(), Subjects()
     limits = limits or TransferLimits()
     buses = {name: MemoryBus(broker, process_id(name, time.time(), _random)) for name in ("e1", "r1", "p1", "d1")}
     edge = EdgeDouble(buses["e1"])
     await buses["e1"].subscribe(subjects.reply(buses["e1"].process), edge.on_reply)
-    engines = {
+    engines = engines or {
         "p1": engine(prefill or Timing(), scripts, cache=cache),
         "d1": engine(decode or Timing(), scripts, decode_blocks, cache=cache, swap=decode_swap, guess=guess),
     }

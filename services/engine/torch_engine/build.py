@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
-from typing import Any
 
 from schemas.state import Capabilities
 from services.clock import Clock
 from services.engine.core import StepEngine
 from services.engine.grammars import kinds, read_grammars
 from services.engine.host import has_gpu_driver
+from services.engine.model_files import read_eos_ids
 from services.engine.protocol import EngineInfo
 from services.engine.speculation import build_scheduler
 from services.engine.torch_engine.backend import Backend
@@ -20,7 +19,6 @@ from services.engine.torch_engine.kernel.start import load_kernel
 from services.engine.torch_engine.pool_size import BLOCK_TOKENS
 from services.kv.hashing import kv_compat
 from services.kv.prefix_cache import prefix_cache
-from services.models.errors import ModelError
 from services.models.store import ModelFiles
 from services.settings import WorkerSettings
 
@@ -118,32 +116,3 @@ def _info(
         step_tokens=settings.step_tokens,
         max_batch=settings.max_batch,
     )
-
-
-def read_eos_ids(folder: Path) -> frozenset[int]:
-    """Every id that one of the model's files calls its end of sequence. Raises `ModelError` when none does."""
-    found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        ids = _read(folder / name).get("eos_token_id")
-        found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
-    token = _read(folder / "tokenizer_config.json").get("eos_token")
-    text = token.get("content") if isinstance(token, dict) else token
-    if text is not None:
-        added = _read(folder / "tokenizer.json").get("added_tokens", [])
-        found.update(item["id"] for item in added if item["content"] == text)
-    if not found:
-        raise ModelError(f"no file in {folder} names an end-of-sequence token: its answers would never end")
-    return frozenset(found)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; empty when the file is not there. Raises `ModelError`."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return content

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from services.engine.torch_engine.build import read_eos_ids
+from services.engine.model_files import read_eos_ids
 from services.models.errors import ModelError
 from tests.engine.torch_engine import tiny
 

@@ -1,0 +1,111 @@
+"""Model files and settings → a TensorRT-LLM engine, whose weights are loaded when this returns; that takes minutes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from schemas.state import Role
+from services.clock import Clock
+from services.engine.model_files import read_eos_ids, read_json
+from services.engine.protocol import EngineInfo
+from services.engine.trtllm_engine.api import Api, load
+from services.engine.trtllm_engine.capabilities import capabilities
+from services.engine.trtllm_engine.engine import TrtllmEngine
+from services.engine.trtllm_engine.leader import must_lead
+from services.engine.trtllm_engine.options import options
+from services.kv.hashing import kv_compat
+from services.models.errors import ModelError
+from services.models.store import ModelFiles
+from services.settings import SettingsError, TrtllmSettings
+
+NAME = "tensorrt-llm"
+
+
+def build(
+    files: ModelFiles, settings: TrtllmSettings, clock: Clock, role: Role, load_api: Callable[[], Api] = load
+) -> TrtllmEngine:
+    """The package is verified before it is imported. Raises `SettingsError`, `ModelError`."""
+    must_lead(os.environ)
+    config = _config(files.config)
+    context_length = settings.max_context or int(config["max_position_embeddings"])
+    quantization = _quantization(files.folder, settings.quantization)
+    chosen = options(settings, role, context_length)
+    api = load_api()
+    info = EngineInfo(
+        name=NAME,
+        version=api.version,
+        model=files.name,
+        weights=files.weights,
+        kv_compat=_kv_compat(files, settings, api.version, quantization),
+        capabilities=capabilities(settings),
+        context_length=context_length,
+        vocab_size=int(config["vocab_size"]),
+        block_tokens=settings.block_tokens,
+        eos_ids=read_eos_ids(files.folder),
+        step_tokens=settings.step_tokens,
+        max_batch=settings.max_batch,
+    )
+    try:
+        llm = api.llm(
+            str(files.folder),
+            kv_cache_config=api.kv_cache_config(**chosen.kv_cache),
+            cache_transceiver_config=api.transceiver_config(**chosen.transceiver),
+            **chosen.llm,
+        )
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"trtllm: TensorRT-LLM refuses these settings: {error}") from error
+    except RuntimeError as error:
+        raise SettingsError(f"trtllm: the engine cannot start here: {error}") from error
+    return TrtllmEngine(
+        api,
+        llm,
+        info,
+        clock,
+        timeout_s=settings.transfer_timeout_s,
+        shutdown_s=settings.shutdown_timeout_s,
+        adapters=_adapters(api, settings),
+    )
+
+
+def _kv_compat(files: ModelFiles, settings: TrtllmSettings, version: str, quantization: str) -> str:
+    """Different parallelism on both sides has given wrong output (NVIDIA/TensorRT-LLM#6507), so only equal engines are paired."""
+    return kv_compat(
+        weights=files.weights,
+        kv_dtype=settings.kv_dtype,
+        block_tokens=settings.block_tokens,
+        layout=f"transceiver {settings.transceiver}",
+        engine=NAME,
+        engine_version=version,
+        numerics=f"{settings.dtype} {quantization} {json.dumps(settings.speculative, sort_keys=True)}",
+        parallelism=f"tp{settings.tensor_parallel} pp{settings.pipeline_parallel}",
+    )
+
+
+def _config(path: Path) -> dict[str, Any]:
+    config = read_json(path)
+    for key in ("vocab_size", "max_position_embeddings"):
+        if not isinstance(config.get(key), int):
+            raise ModelError(f"{path} has no {key}")
+    return config
+
+
+def _quantization(folder: Path, wanted: str) -> str:
+    """What the checkpoint says: 1.2.1's PyTorch backend takes it from there and nowhere else."""
+    of_modelopt = read_json(folder / "hf_quant_config.json").get("quantization", {}).get("quant_algo")
+    of_config = read_json(folder / "config.json").get("quantization_config", {}).get("quant_method")
+    found = str(of_modelopt or of_config or "")
+    if wanted and wanted.lower() != found.lower():
+        raise SettingsError(f"trtllm.quantization: the checkpoint in {folder} says {found or 'none'}, not {wanted}")
+    return found
+
+
+def _adapters(api: Api, settings: TrtllmSettings) -> dict[str, Any]:
+    """Numbered from 1, in order of their names, so that all workers of a pool number them alike."""
+    return {
+        name: api.lora_request(name, number, str(folder))
+        for number, (name, folder) in enumerate(sorted(settings.adapters.items()), start=1)
+    }

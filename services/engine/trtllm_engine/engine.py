@@ -1,0 +1,268 @@
+"""TensorRT-LLM as a worker sees an engine: runs become its requests, their chunks become step reports.
+
+Owns how a run becomes a request, and the engine's life; `requests` owns what becomes of them. Must not know the bus.
+Invariants: a handoff that came is consumed once; after a fault nothing more is begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from schemas.errors import HeadraceError, InternalError, InvalidRequest, Unavailable, UnreadableMessage, UnsupportedParameter
+from schemas.handoff import FirstToken
+from schemas.lifecycle import State
+from services.clock import Clock
+from services.engine.admission import admit
+from services.engine.protocol import EngineInfo, EngineStats, EngineWorn, OnStep, RunSpec, RunTotals
+from services.engine.trtllm_engine.api import Api, Llm, Result
+from services.engine.trtllm_engine.books import Books
+from services.engine.trtllm_engine.handoff import Consumed, checked
+from services.engine.trtllm_engine.legs import Kind, Leg
+from services.engine.trtllm_engine.mirror import Mirror
+from services.engine.trtllm_engine.reports import Reports
+from services.engine.trtllm_engine.requests import Requests
+from services.engine.trtllm_engine.sampling import sampling_params
+from services.engine.trtllm_engine.shutdown import end
+from services.engine.trtllm_engine.statistics import Iteration, IterationStatistics
+from services.engine.trtllm_engine.watch import AGAIN_S, Canary, Watch, first_iteration
+from services.kv.pool import BlockPool, LedgerError
+
+WARM_UP_S = 600.0
+"""The first request may compile and tune kernels."""
+_log = logging.getLogger(__name__)
+
+
+class TrtllmEngine:
+    """`timeout_s`: the engine's kv_transfer_timeout_ms. `adapters`: LoRA requests by name."""
+
+    def __init__(
+        self,
+        api: Api,
+        llm: Llm,
+        info: EngineInfo,
+        clock: Clock,
+        *,
+        timeout_s: float,
+        shutdown_s: float = 20.0,
+        adapters: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.info = info
+        self.pool = BlockPool(0)
+        self._api = api
+        self._llm = llm
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._shutdown_s = shutdown_s
+        self._adapters = adapters or {}
+        self._canary = Canary(api, llm, info)
+        self._mirror = Mirror(info.block_tokens)
+        self._books = Books(self.pool, info.block_tokens, timeout_s, clock)
+        self._statistics = IterationStatistics()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reports = Reports(lambda report: None, self._break)
+        self._requests = self._no_requests()
+        self._consumed = Consumed()
+        self._ended: asyncio.Future[None] | None = None
+        self._broken: BaseException | None = None
+
+    # its life
+
+    async def warm_up(self) -> None:
+        try:
+            if not await self._canary.run(WARM_UP_S):
+                raise Unavailable(f"the engine did not answer its first request in {WARM_UP_S:.0f} s")
+        except HeadraceError:
+            raise
+        except Exception as error:
+            raise InternalError(f"the engine failed its first request: {error}") from error
+        iteration = await first_iteration(self._llm, WARM_UP_S)
+        self.pool = BlockPool(iteration.total, prefix=self._mirror)
+        self._books = Books(self.pool, self.info.block_tokens, self._timeout_s, self._clock)
+        room = iteration.total * self.info.block_tokens
+        self.info = replace(self.info, context_length=min(self.info.context_length, room))
+        _log.info("TensorRT-LLM answers; its KV pool has %d blocks of %d tokens", iteration.total, self.info.block_tokens)
+
+    def start(self, on_step: OnStep) -> None:
+        self._ended = asyncio.get_running_loop().create_future()
+        self._reports = Reports(on_step, self._break)
+        self._requests = self._no_requests()
+        watch = Watch(
+            self._llm,
+            self._canary,
+            self._books,
+            self._mirror,
+            self._clock,
+            self._timeout_s,
+            lambda: not len(self._requests),
+            self._on_iteration,
+            self._wear,
+        )
+        self._spawn(watch.read_statistics(), "statistics")
+        self._spawn(watch.read_events(), "kv cache events")
+        self._spawn(self._look_after(watch), "look after the engine")
+
+    async def join(self) -> None:
+        if self._ended is not None:
+            await asyncio.shield(self._ended)
+
+    async def stop(self) -> None:
+        """Handoffs that peers are fetching are waited for, as long as a shutdown may take: they are void without this process."""
+        if self._broken is None:
+            for leg in self._requests:
+                self._requests.drop(leg.spec.run, State.CANCELLED)
+            await self._until_fetched()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._llm, self._shutdown_s)
+        self._requests.clear()
+
+    # runs
+
+    def prefill(self, spec: RunSpec, *, then_decode: bool = False) -> None:
+        self._admit(spec)
+        kind = Kind.WHOLE if then_decode or _to_come(spec) == 1 else Kind.CONTEXT
+        self._books.begin(spec.run, len(spec.trunk) + (_to_come(spec) if kind is Kind.WHOLE else 1))
+        try:
+            asked = None if kind is Kind.WHOLE else self._api.disaggregated_params(request_type="context_only")
+            result = self._generate(spec, asked, streaming=kind is Kind.WHOLE)
+        except HeadraceError:
+            self._books.end(spec.run)
+            raise
+        self._begin(Leg(spec, kind, result, self._clock.monotonic()))
+
+    def decode(
+        self, spec: RunSpec, first: tuple[FirstToken, ...], *, cached_tokens: int, compute_s: float, opaque: bytes = b""
+    ) -> None:
+        self._admit(spec, first)
+        state = checked(opaque, self.info, spec, first)
+        if opaque in self._consumed:
+            raise UnreadableMessage("this handoff was consumed before")
+        asked = self._api.disaggregated_params(
+            request_type="generation_only",
+            first_gen_tokens=list(state.first_gen_tokens),
+            ctx_request_id=state.ctx_request_id,
+            opaque_state=state.opaque_state,
+            draft_tokens=None if state.draft_tokens is None else list(state.draft_tokens),
+        )
+        result = self._generate(spec, asked, streaming=True)
+        self._consumed.add(opaque)
+        self._books.begin_anyway(spec.run, len(spec.trunk) + _to_come(spec))
+        totals = RunTotals(cached_tokens, compute_s)
+        self._begin(Leg(spec, Kind.GENERATION, result, self._clock.monotonic(), totals, state.first_gen_tokens))
+
+    def cancel(self, run: int, choices: Collection[int] | None = None) -> None:
+        if choices is None:
+            self._requests.drop(run, State.CANCELLED)
+        for choice in choices or ():  # it is the only one
+            self._requests.drop(run, State.FINISHED, choice)
+
+    def pause(self) -> None:
+        """The engine itself goes on; what it computes is told later."""
+        self._reports.pause()
+
+    def resume(self) -> None:
+        self._reports.resume()
+
+    def stats(self) -> EngineStats:
+        backlog = sum(leg.uncomputed for leg in self._requests)
+        return EngineStats(
+            queued=self._statistics.queued,
+            queued_tokens=max(0, backlog - self.info.step_tokens),  # one step's worth is in the step in progress
+            step_tokens=self.info.step_tokens,
+            running=len(self._requests),
+            backlog=backlog,
+            steps=self._statistics.steps,
+            step_p99_s=self._statistics.p99_s,
+            in_step_s=self._requests.still_s,
+            rates=self._statistics.rates,
+        )
+
+    # inside: beginning
+
+    def _no_requests(self) -> Requests:
+        parts = (self.info, self._books, self._mirror, self._reports, self._clock)
+        return Requests(*parts, self._timeout_s, self._api.request_error, self._break)
+
+    def _admit(self, spec: RunSpec, first: Collection[FirstToken] = ()) -> None:
+        if self._broken is not None:
+            raise Unavailable("the engine has ended")
+        if spec.run in self._requests:
+            raise LedgerError("this run computes here already")
+        admit(self.info, spec, tuple(first))
+        if spec.adapter is not None and spec.adapter not in self._adapters:
+            raise UnsupportedParameter("this adapter is not loaded", param="model")
+
+    def _generate(self, spec: RunSpec, disaggregated: Any, *, streaming: bool) -> Result:
+        try:
+            return self._llm.generate_async(
+                list(spec.trunk),
+                sampling_params(self._api, spec.sampling, len(spec.choices[0].generated), self.info.eos_ids),
+                streaming=streaming,
+                lora_request=None if spec.adapter is None else self._adapters[spec.adapter],
+                disaggregated_params=disaggregated,
+                cache_salt=spec.salt.hex() or None,
+            )
+        except (ValueError, TypeError, NotImplementedError) as error:
+            _log.info("TensorRT-LLM refuses run %d: %s", spec.run, error)
+            raise InvalidRequest("The engine cannot compute this request.") from error
+        except Exception as error:
+            self._break(error)
+            raise Unavailable("the engine has ended") from error
+
+    def _begin(self, leg: Leg) -> None:
+        self._requests.add(leg)
+        self._spawn(self._requests.read(leg), f"run {leg.spec.run}")
+
+    # inside: looking after
+
+    async def _look_after(self, watch: Watch) -> None:
+        while True:
+            await asyncio.sleep(watch.tick_s)
+            try:
+                self._requests.give_up_late_ones()
+                await watch.tick()
+            except EngineWorn as error:
+                self._wear(error)
+            except Exception as error:
+                self._break(error)
+                return
+
+    async def _until_fetched(self) -> None:
+        for _ in range(round(min(self._shutdown_s, self._timeout_s) / AGAIN_S)):
+            if not self._books.pinned:
+                return
+            await asyncio.sleep(AGAIN_S)
+
+    def _on_iteration(self, iteration: Iteration) -> None:
+        self._statistics.observe(iteration)
+        self._requests.heard()
+        if iteration.seconds:
+            self._reports.step(iteration.seconds)
+
+    def _wear(self, error: EngineWorn) -> None:
+        if self._ended is not None and not self._ended.done():
+            _log.error("%s; this worker will be replaced", error.message)
+            self._ended.set_exception(error)
+
+    def _break(self, error: Exception) -> None:
+        """Anything but a failed request: the engine has shut itself down."""
+        if self._broken is None:
+            self._broken = error
+            _log.critical("the engine ended; this worker computes nothing any more", exc_info=error)
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(error)
+
+    def _spawn(self, work: Any, name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _to_come(spec: RunSpec) -> int:
+    """How many tokens its choice may still generate."""
+    return spec.sampling.max_tokens - len(spec.choices[0].generated)

@@ -1,6 +1,7 @@
 # Headrace from a checkout. Each target does all of its own set-up in .venv; a second run finds it done.
 #
 #   make up [PREFILL=2 DECODE=2 BOTH=0 ROUTER=2 EDGE=1 MODEL=… PORT=… ENGINE=… VERBOSE=1]    start everything; Ctrl-C stops it
+#   make up MODELS='folder other-folder'   several models, each with its own workers
 #   make test        what takes under 15 minutes        make lint     ruff, mypy, import layers
 #   make simulate [SEEDS=10000 FIRST=0]    the control plane under faults, in virtual time
 #   make test-all    everything                         make clean    remove .venv and caches
@@ -24,7 +25,7 @@ help:
 
 up: $(VENV)/.local
 	@exec $(RUN) -m services.cli.main up $(if $(PREFILL),--prefill $(PREFILL)) $(if $(DECODE),--decode $(DECODE)) \
-	  $(if $(BOTH),--both $(BOTH)) $(if $(ROUTER),--router $(ROUTER)) $(if $(EDGE),--edge $(EDGE)) $(if $(MODEL),--model '$(MODEL)') $(if $(PORT),--port '$(PORT)') \
+	  $(if $(BOTH),--both $(BOTH)) $(if $(ROUTER),--router $(ROUTER)) $(if $(EDGE),--edge $(EDGE)) $(if $(MODEL),--model '$(MODEL)') $(foreach model,$(MODELS),--model '$(model)') $(if $(PORT),--port '$(PORT)') \
 	  $(if $(ENGINE),--engine '$(ENGINE)') $(if $(VERBOSE),--verbose)
 
 test: $(VENV)/.dev model

@@ -28,6 +28,10 @@ class Accepted(Message, frozen=True, omit_defaults=True, kw_only=True, tag="acce
     explanation: Explanation | None = None
 
 
+NO_WORKER = "no_worker"
+"""`Queue.reason`: nobody serves the model now, but somebody did until a moment ago."""
+
+
 class Queue(Message, frozen=True, omit_defaults=True, kw_only=True, tag="queue"):
     """No credit, or others of the same or a higher tier wait: publish into the work queue."""
 

@@ -6,21 +6,25 @@ names the key. The file is `$HEADRACE_CONFIG`, else `./headrace.toml` when there
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
 
 from schemas.codec import OLDEST_SCHEMA, SCHEMA
+from services.selection import SelectionSettings, check
 
 ENV_PREFIX = "HEADRACE_"
 LONGEST_S = 1e7
@@ -28,6 +32,7 @@ LONGEST_S = 1e7
 LARGEST = 2**31 - 1
 """No count of ours is larger, so that each fits into any message."""
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
+Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _OTHER_VARIABLES = frozenset({"HEADRACE_CONFIG", "HEADRACE_URL"})
 
 
@@ -80,6 +85,7 @@ class EdgeSettings(_Section):
     `max_choices` bounds a request's `n`; `max_generated_tokens` what all its choices together may generate, if it has several;
     `max_prompt_logprobs` log-probabilities of one prompt, alternatives included;
     `price_per_compute_s`: what a second of compute costs, in any currency; unset = `usage` has no cost.
+    `model_prices`: the same by model, where it differs.
     `max_nats_requests` how many requests that came over NATS run at once.
     """
 
@@ -100,13 +106,18 @@ class EdgeSettings(_Section):
     max_generated_tokens: int = Field(2**17, gt=0, le=LARGEST)
     max_prompt_logprobs: int = Field(2**17, gt=0, le=LARGEST)
     max_nats_requests: int = Field(256, gt=0, le=LARGEST)
-    price_per_compute_s: float | None = Field(None, ge=0, allow_inf_nan=False)
+    price_per_compute_s: Price | None = None
+    model_prices: Mapping[str, Price] = Field(default_factory=dict)
     drain_timeout_s: Seconds = 30.0
     database_url: str = ""
     detached_jobs: int = Field(1024, ge=0, le=LARGEST)
     detached_keep_s: Seconds = 600.0
     detached_keep_mb: int = Field(64, gt=0, le=LARGEST)
     responses_keep_days: Seconds = 30.0
+
+    def price(self, model: str) -> float | None:
+        """Of a second of compute; None = not set."""
+        return self.model_prices.get(model, self.price_per_compute_s)
 
 
 class RouterSettings(_Section):
@@ -199,7 +210,9 @@ class WorkerSettings(_Section):
 
 
 class Settings(BaseSettings):
-    """`schema_version`: the newest message version this process reads and writes. Before a fleet goes back to the build
+    """`model`: what a worker computes. `models`: all that edges serve, when there are several; the first is the default.
+
+    `schema_version`: the newest message version this process reads and writes. Before a fleet goes back to the build
     before this one, set it to that build's everywhere."""
 
     model_config = SettingsConfigDict(
@@ -208,6 +221,7 @@ class Settings(BaseSettings):
 
     home: Path = Path("~/.cache/headrace")
     model: str = "smollm2-135m-instruct"
+    models: Annotated[tuple[str, ...], NoDecode] = ()
     schema_version: int = Field(SCHEMA, ge=OLDEST_SCHEMA, le=SCHEMA)
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     nats: NatsSettings = NatsSettings()
@@ -216,6 +230,23 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     scripted: ScriptedSettings = ScriptedSettings()
     trtllm: TrtllmSettings = TrtllmSettings()
+    selection: SelectionSettings = SelectionSettings()
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _listed(cls, models: Any) -> Any:
+        """As a variable: names with commas between them, or a JSON array."""
+        if not isinstance(models, str):
+            return models
+        return json.loads(models) if models.startswith("[") else [name.strip() for name in models.split(",")]
+
+    @model_validator(mode="after")
+    def _one_of_its_models(self) -> Settings:
+        if self.models and self.model not in self.models:
+            if "model" in self.model_fields_set:
+                raise ValueError(f"model: {self.model!r} is none of `models`: {', '.join(self.models)}")
+            object.__setattr__(self, "model", self.models[0])  # frozen for everybody else
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -233,6 +264,23 @@ class Settings(BaseSettings):
         """`home` with `~` resolved."""
         return self.home.expanduser()
 
+    @property
+    def served(self) -> tuple[str, ...]:
+        """The models that edges serve, as they were given: names, or folders."""
+        return self.models or (self.model,)
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The names by which callers and subjects know them."""
+        return tuple(model_path(self.home_dir, model).resolve().name for model in self.served)
+
+
+def model_path(home: Path, model: str) -> Path:
+    """Where a model lies or will lie: a name is looked up under `home`, anything with a slash is a folder."""
+    if os.sep in model or model.startswith((".", "~")):
+        return Path(model).expanduser()
+    return home / "models" / model
+
 
 def load() -> Settings:
     """The settings of this process. Raises `SettingsError`."""
@@ -243,16 +291,35 @@ def load() -> Settings:
     if os.environ.get("HEADRACE_CONFIG") and not path.is_file():
         raise SettingsError(f"HEADRACE_CONFIG: there is no file {path}")
     try:
-        return Settings()
+        settings = Settings()
     except ValidationError as error:
         raise SettingsError("wrong settings: " + "; ".join(map(_line, error.errors()))) from None
     except ValueError as error:  # a headrace.toml that is not TOML
         raise SettingsError(f"{path}: {error}") from None
+    _check_models(settings)
+    return settings
+
+
+def _check_models(settings: Settings) -> None:
+    """Whether all that is said of models is of models there are. Raises `SettingsError`."""
+    names = settings.served_names
+    twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
+    unpriced = next((name for name in settings.edge.model_prices if name not in names), None)
+    if twice is not None:
+        raise SettingsError(f"wrong settings: models: two are called {twice!r}")
+    if unpriced is not None:
+        raise SettingsError(f"wrong settings: edge.model_prices.{unpriced}: there is no such model; there are {', '.join(names)}")
+    try:
+        check(settings.selection, names)
+    except ValueError as error:
+        raise SettingsError(f"wrong settings: {error}") from None
 
 
 def _line(item: ErrorDetails) -> str:
     key = ".".join(str(part) for part in item["loc"])
-    return f"unknown key {key}" if item["type"] == "extra_forbidden" else f"{key}: {item['msg']}"
+    if item["type"] == "extra_forbidden":
+        return f"unknown key {key}"
+    return f"{key}: {item['msg']}" if key else str(item["msg"]).removeprefix("Value error, ")
 
 
 def _known(variable: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -25,7 +26,6 @@ EXIT_INTERRUPTED = 130
 Command = Callable[[argparse.Namespace], int]
 
 SETTING_FLAGS = {
-    "model": "HEADRACE_MODEL",
     "port": "HEADRACE_EDGE__PORT",
     "engine": "HEADRACE_WORKER__ENGINE",
 }
@@ -56,7 +56,11 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--both", type=_count, default=0, metavar="N", help="workers that prefill and decode (0)")
     up.add_argument("--router", type=_count, default=1, metavar="N", help="routers (1)")
     up.add_argument("--edge", type=_count, default=1, metavar="N", help="HTTP edges, on ports one after another (1)")
-    up.add_argument("--model", help="a known model, or a folder in Hugging Face layout (HEADRACE_MODEL)")
+    up.add_argument(
+        "--model",
+        action="append",
+        help="a known model, or a folder in Hugging Face layout; again for another one, with as many workers (HEADRACE_MODELS)",
+    )
     up.add_argument("--port", help="the HTTP port, 0 for a free one (HEADRACE_EDGE__PORT)")
     up.add_argument("--engine", help="torch, scripted or trtllm (HEADRACE_WORKER__ENGINE)")
     up.add_argument("--nats-port", type=_count, default=0, metavar="PORT", help="the NATS port (a free one)")
@@ -76,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
 
     model = commands.add_parser("model", help="models on this machine").add_subparsers(metavar="action", required=True)
     fetch = _command(model, "fetch", "download and convert a model unless it is here", _model_fetch)
-    fetch.add_argument("model", nargs="?", help="a known model (HEADRACE_MODEL)")
+    fetch.add_argument("known", nargs="?", metavar="model", help="a known model (HEADRACE_MODEL, or all of HEADRACE_MODELS)")
     verify = _command(commands, "verify", "compare an installed engine with what its adapter relies on", _verify)
     verify.add_argument("engine", choices=["trtllm"])
     verify.add_argument("--package", metavar="FOLDER", help="of the package (where Python would find it)")
@@ -137,7 +141,7 @@ def _chat(arguments: argparse.Namespace) -> int:
 def _model_fetch(arguments: argparse.Namespace) -> int:
     from services.cli.model import fetch
 
-    return fetch(_settings(arguments))
+    return fetch(load(), arguments.known)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -186,6 +190,8 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         value = getattr(arguments, flag, None)
         if value is not None:
             os.environ[variable] = value
+    if models := getattr(arguments, "model", None):
+        os.environ |= {"HEADRACE_MODEL": models[0], "HEADRACE_MODELS": json.dumps(models)}
     return load()
 
 

@@ -47,7 +47,8 @@ def admin_service(
         cleared = await refused.clear(asked.clear) if asked.clear else []
         return _page(refused.held(), cleared, asked)
 
-    service = Service(bus, "headrace-edge", "0.1.0", "Headrace edge: HTTP in, jobs out", {"model": settings.model})
+    about = {"model": ",".join(settings.served_names)}
+    service = Service(bus, "headrace-edge", "0.1.0", "Headrace edge: HTTP in, jobs out", about)
     verbs: dict[str, ServiceHandler] = {
         "status": say_status,
         "metrics": say_metrics,

@@ -58,8 +58,8 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
     edge, nats = settings.edge, settings.nats
     free_port(edge.host, edge.port)
     clock, random, metrics = SystemClock(), SystemRandom(), Metrics.collecting(process)
-    files = ModelStore(settings.home_dir, clock=clock).open(settings.model, weights=False)
-    text = TextModel.load(files.name, files.folder, clock)
+    texts = _load(settings, clock)
+    text = next(iter(texts.values()))
     secret = server_secret(settings.home_dir)
     whose, quarantine = partial(tenant, secret), Quarantine(clock, secret)
     database = Database(database_url(edge.database_url, settings.home_dir))
@@ -85,8 +85,9 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         ]
         traffic = Traffic()
         metrics.gauge(names.REQUESTS_RUNNING, lambda: float(len(jobs)))
-        metrics.gauge(names.REQUESTS_WAITING, lambda: float(jobs.models.waiting(files.name)))
-        served = Served(edge, jobs, text, meter, clock, random, metrics, int(clock.wall()))
+        metrics.gauge(names.REQUESTS_WAITING, lambda: float(sum(map(jobs.models.waiting, texts))))
+        started = int(clock.wall())
+        served = Served(edge, jobs, text, meter, clock, random, metrics, started, texts, settings.selection)
         app = create_app(served, traffic, door, lambda: f"req-{random.getrandbits(96):024x}")
         background = add_responses(app, served, detached, database)
         beside.append(asyncio.create_task(background.run()))
@@ -94,11 +95,11 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         admin = admin_service(bus, traffic, jobs, detached, shared, settings, metrics, stop)
         await admin.start()
         over_nats = NatsChat(bus, subjects, served, traffic, whose, random)
-        chat = chat_service(bus, subjects, over_nats, edge.max_nats_requests, {"model": settings.model})
+        chat = chat_service(bus, subjects, over_nats, edge.max_nats_requests, {"model": ",".join(texts)})
         await over_nats.open()
         await chat.start()
         await server.start()
-        _log.info("serving", extra=fields(url=f"http://{edge.host}:{server.port}", model=files.name))
+        _log.info("serving", extra=fields(url=f"http://{edge.host}:{server.port}", models=",".join(texts)))
         await stop.wait()
         await _drain(traffic, jobs, detached, server, edge.drain_timeout_s)
         await background.close()
@@ -110,11 +111,19 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         await asyncio.gather(*beside, return_exceptions=True)
         await budgets.close()
     finally:
-        text.close()
+        for text in texts.values():
+            text.close()
         try:
             await database.close()
         finally:
             await bus.drain(_CANCEL_S)
+
+
+def _load(settings: Settings, clock: Clock) -> dict[str, TextModel]:
+    """By name, in the order of the settings. Raises `ModelError`."""
+    store = ModelStore(settings.home_dir, clock=clock)
+    each = [store.open(model, weights=False) for model in settings.served]
+    return {files.name: TextModel.load(files.name, files.folder, clock) for files in each}
 
 
 def _detached(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from services.models.errors import ModelError
 from services.models.lock import exclusive
 from services.models.manifest import MANIFEST, Manifest, read_manifest, summarise, write_manifest
 from services.models.progress import Progress
+from services.settings import model_path
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -63,12 +63,10 @@ class ModelStore:
         self._download = download
 
     def path(self, name: str) -> Path:
-        """Where model `name` lies or will lie: a name is looked up under `home`, anything with a slash is a folder."""
-        if os.sep in name or name.startswith((".", "~")):
-            return Path(name).expanduser()
+        """Where model `name` lies or will lie: `services.settings.model_path`. Raises `ModelError` for an empty name."""
         if not name:
             raise ModelError("the model's name is empty")
-        return self._home / "models" / name
+        return model_path(self._home, name)
 
     def ensure(self, name: str, progress: Progress) -> ModelFiles:
         """`open`, after fetching and converting the model if it is one Headrace knows and it is not here yet.

@@ -11,7 +11,7 @@ from random import Random
 
 from schemas.errors import HeadraceError, ModelLoading
 from schemas.job import Job
-from schemas.placement import Refused
+from schemas.placement import NO_WORKER, Refused
 from services.router.admission import Left, Stays, TurnedAway, at_worker
 from services.router.placement import Decision, Impossible, Local, NoCredit, Pair, Why, place
 from services.router.placement_request import Request
@@ -45,7 +45,7 @@ def choose(
     if isinstance(decision, NoCredit):
         return Choice(None, Stays(decision.reason))
     if isinstance(decision, Impossible):
-        return Choice(None, never(view, job, decision) or Stays("no_worker"))
+        return Choice(None, never(view, job, decision) or Stays(NO_WORKER))
     assert decision.why is not None
     said = None if job.resume else at_worker(job.tier, decision.why, left)
     return Choice(decision, refused(said) if isinstance(said, TurnedAway) else said)

@@ -6,7 +6,7 @@ Also said when nothing waits: it is how edges know which routers live. Must not 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from schemas.codec import SchemaRange
 from schemas.errors import BusError
@@ -24,10 +24,17 @@ CARD_S = 1.0
 
 
 class Reporter:
-    """`model` is reported even while no worker serves it."""
+    """`models` are reported even while no worker serves them."""
 
     def __init__(
-        self, bus: Bus, subjects: Subjects, view: View, waiting: Waiting, drained: DrainRate, clock: Clock, model: str
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        view: View,
+        waiting: Waiting,
+        drained: DrainRate,
+        clock: Clock,
+        models: Collection[str],
     ) -> None:
         self._bus = bus
         self._subjects = subjects
@@ -35,7 +42,7 @@ class Reporter:
         self._waiting = waiting
         self._drained = drained
         self._clock = clock
-        self._model = model
+        self._models = frozenset(models)
         self._carded: dict[str, float] = {}
 
     async def run(self) -> None:
@@ -43,7 +50,7 @@ class Reporter:
         while True:
             models = self._view.models()
             self._carded = {model: at for model, at in self._carded.items() if model in models}
-            for model in sorted(models | {self._model}):
+            for model in sorted(models | self._models):
                 self.say(model)
             await asyncio.sleep(REPORT_S)
 

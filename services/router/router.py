@@ -87,7 +87,7 @@ class Router:
         )
         self.held = Held(bus, subjects, self.submits, self.waiting, self.edges)
         self.cancels = Cancels(bus, subjects, queue, cancelled, self.waiting, clock)
-        self.reporter = Reporter(bus, subjects, self.view, self.waiting, self.drained, clock, settings.model)
+        self.reporter = Reporter(bus, subjects, self.view, self.waiting, self.drained, clock, settings.served_names)
         self._group: list[Subscription] = []
         self._reporting: asyncio.Task[None] | None = None
         self._moving = asyncio.Lock()

@@ -88,7 +88,9 @@ def _admin(bus: NatsBus, router: Router, settings: Settings, metrics: Metrics, s
     async def readmit(msg: Msg) -> Status:
         return router.eject(msg.data, False)
 
-    service = Service(bus, "headrace-router", "0.1.0", "Headrace router: where and when a job runs", {"model": settings.model})
+    service = Service(
+        bus, "headrace-router", "0.1.0", "Headrace router: where and when a job runs", {"model": ",".join(settings.served_names)}
+    )
     verbs: dict[str, ServiceHandler] = {
         "status": say_status,
         "metrics": say_metrics,

@@ -40,6 +40,7 @@ class Metrics:
         self.requests_cancelled = self._counter(names.REQUESTS_CANCELLED)
         self.preemptions = self._counter(names.PREEMPTIONS)
         self.retries = self._counter(names.RETRIES)
+        self.model_fallbacks = self._counter(names.MODEL_FALLBACKS)
         self.prompt_tokens = self._counter(names.PROMPT_TOKENS)
         self.generation_tokens = self._counter(names.GENERATION_TOKENS)
         self.handoffs = self._counter(names.HANDOFFS)

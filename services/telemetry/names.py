@@ -61,6 +61,7 @@ REQUESTS_SWAPPED = _gauge("headrace_num_requests_swapped", "Requests whose KV wa
 REQUESTS_WAITING = _gauge("headrace_num_requests_waiting", "Requests waiting for credit now.")
 PREEMPTIONS = _counter("headrace_preemptions_total", "Times a request gave up its KV blocks to others.")
 RETRIES = _counter("headrace_retries_total", "Attempts after the first, by reason.")
+MODEL_FALLBACKS = _counter("headrace_model_fallbacks_total", "Models passed over for another that answered, by both and reason.")
 PROMPT_TOKENS = _counter("headrace_prompt_tokens_total", "Prompt tokens of requests that began.")
 GENERATION_TOKENS = _counter("headrace_generation_tokens_total", "Tokens generated.")
 

@@ -54,6 +54,21 @@ def test_a_missing_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None
     assert "no-such-model" in one_line(capsys)
 
 
+def test_models_of_the_command_line_count_more_than_all_others(tmp_path: Path) -> None:
+    (tmp_path / "headrace.toml").write_text('model = "a"\nmodels = ["a", "b"]\n')
+    os.environ |= {"HEADRACE_CONFIG": str(tmp_path / "headrace.toml"), "HEADRACE_MODEL": "b"}
+    told = command_line._settings(parser().parse_args(["up", "--model", "c", "--model", "/folder/of/d"]))
+    assert (told.model, told.served) == ("c", ("c", "/folder/of/d"))
+    assert command_line._settings(parser().parse_args(["up", "--model", "e"])).served == ("e",)
+
+
+def test_a_selection_that_cannot_be_kept_to_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "headrace.toml").write_text('[selection.aliases]\nx = "y"\ny = "x"\n')
+    os.environ["HEADRACE_CONFIG"] = str(tmp_path / "headrace.toml")
+    assert main(["up", "--port", "0"]) == 2
+    assert "selection.aliases.x: leads back to itself" in one_line(capsys)
+
+
 @pytest.mark.parametrize("arguments", [["up", "--prefill", "0", "--port", "0"], ["up", "--decode", "0", "--port", "0"]])
 def test_half_a_pair_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 1

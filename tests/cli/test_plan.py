@@ -52,6 +52,15 @@ def test_workers_are_told_how_many_share_the_machine() -> None:
     assert "HEADRACE_WORKER__MACHINE_WORKERS" not in services.routers[0].env
 
 
+def test_each_model_has_as_many_workers() -> None:
+    settings = SETTINGS.model_copy(update={"models": ("m", "/folder/of/other")})
+    services = plan(settings, Counts(2, 1), "nats://127.0.0.1:4999", PASSWORDS, INHERITED)
+    told = {program.name: program.env["HEADRACE_MODEL"] for program in services.workers}
+    assert told == {"p1": "m", "p2": "m", "d1": "m", "p3": "/folder/of/other", "p4": "/folder/of/other", "d2": "/folder/of/other"}
+    assert {program.env["HEADRACE_MODELS"] for program in services.all} == {'["m", "/folder/of/other"]'}
+    assert {program.env["HEADRACE_WORKER__MACHINE_WORKERS"] for program in services.workers} == {"6"}
+
+
 def test_more_routers_and_edges() -> None:
     services = planned(Counts(1, 1, router=2, edge=3))
     assert [program.name for program in services.all] == ["r1", "r2", "p1", "d1", "e1", "e2", "e3"]

@@ -17,7 +17,7 @@ from services.cli.up.nats import port_is_free, violations
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-_READY = re.compile(r"^Headrace is ready: (http://127\.0\.0\.1:(\d+)) \(model (.+)\)$", re.MULTILINE)
+_READY = re.compile(r"^Headrace is ready: (http://127\.0\.0\.1:(\d+)) \(models? (.+)\)$", re.MULTILINE)
 _NATS_PORT = re.compile(r'^listen: "127\.0\.0\.1:(\d+)"', re.MULTILINE)
 STOP_S = 60.0
 

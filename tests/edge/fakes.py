@@ -36,6 +36,7 @@ from services.edge.jobs.explained import told
 from services.edge.jobs.handle import JobCancelled
 from services.edge.tenant import tenant
 from services.edge.text_model import TextModel
+from services.selection import SelectionSettings
 from services.settings import EdgeSettings
 from services.telemetry.metrics import Metrics
 from services.text.assets import GenerationDefaults
@@ -166,7 +167,7 @@ class FakeHandle:
 
 @dataclass
 class FakeJobs:
-    """`scripts` are taken in order, then `default`."""
+    """`scripts` are taken in order, then `default`. `alive`: models with workers; `contexts`: theirs, where not `context`."""
 
     scripts: list[Script] = field(default_factory=list)
     default: Script = field(default_factory=lambda: says("hello"))
@@ -176,6 +177,8 @@ class FakeJobs:
     kv_tokens: int = 0
     context: int = CONTEXT
     handles: list[FakeHandle] = field(default_factory=list)
+    alive: set[str] = field(default_factory=lambda: {MODEL})
+    contexts: dict[str, int] = field(default_factory=dict)
 
     def start(self, draft: Draft) -> FakeHandle:
         handle = FakeHandle(draft, self.scripts.pop(0) if self.scripts else self.default)
@@ -183,9 +186,10 @@ class FakeJobs:
         return handle
 
     def card(self, model: str) -> ModelCard | None:
-        if not self.served or model != MODEL:
+        if not self.served or model not in self.alive:
             return None
-        return ModelCard(model=MODEL, capabilities=self.capabilities, context_length=self.context, kv_tokens=self.kv_tokens)
+        context = self.contexts.get(model, self.context)
+        return ModelCard(model=model, capabilities=self.capabilities, context_length=context, kv_tokens=self.kv_tokens)
 
     def retry_after(self, model: str) -> float:
         return 3.0
@@ -275,20 +279,24 @@ class FakeKeys:
 
 
 class Api:
-    """The application over scripted jobs, and a client to it."""
+    """The application over scripted jobs, and a client to it. `models`: all of one text, each with a temperature of its own."""
 
-    def __init__(self, **settings: float) -> None:
-        self.jobs = FakeJobs()
+    def __init__(self, models: Sequence[str] = (MODEL,), selection: SelectionSettings | None = None, **settings: Any) -> None:
+        self.jobs = FakeJobs(alive=set(models))
         self.traffic = Traffic()
         self.metrics = Metrics.collecting("edge-test")
-        text = TextModel(MODEL, tiny_tokenizer(), tiny_template(), GenerationDefaults())
+        texts = {
+            name: TextModel(name, tiny_tokenizer(), tiny_template(), GenerationDefaults(temperature=1 - at / 10))
+            for at, name in enumerate(models)
+        }
         edge = EdgeSettings(**settings)
         self.counters = FakeCounters()
         self.usage = FakeUsage()
         clock = SystemClock()
         self.budgets = Budgets(self.usage, "edge-test", clock, self.metrics)
         meter = Meter(self.counters, self.budgets, clock)
-        self.served = Served(edge, self.jobs, text, meter, clock, Random(3), self.metrics, 1_700_000_000)
+        about = (1_700_000_000, texts, selection or SelectionSettings())
+        self.served = Served(edge, self.jobs, texts[models[0]], meter, clock, Random(3), self.metrics, *about)
         self.keys = FakeKeys()
         keyring = Keyring(self.keys, SECRET, SystemClock())
         door = Door(keyring, lambda name: tenant(SECRET, name), open_on_loopback=True)

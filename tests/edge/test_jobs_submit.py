@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from schemas.codec import decode, encode
@@ -10,6 +12,7 @@ from schemas.errors import (
     ContextLengthExceeded,
     InternalError,
     ModelChanged,
+    ModelLoading,
     Overloaded,
     PayloadTooLarge,
     QueueExpired,
@@ -17,7 +20,7 @@ from schemas.errors import (
 )
 from schemas.job import Job
 from schemas.lifecycle import State
-from schemas.placement import Queue, Refused
+from schemas.placement import NO_WORKER, Queue, Refused
 from schemas.reply import FinishReason
 from schemas.state import Cause
 from services.bus.memory_queue import MemoryWorkQueue
@@ -46,6 +49,19 @@ async def test_a_silent_router_is_asked_by_name_with_the_attempt_raised(cluster:
     assert not job.resume
     cluster.tokens(DECODE, job, 2, 0, [5], finish=FinishReason.STOP)
     assert await collect(handle) == ([5], FinishReason.STOP)
+
+
+async def test_a_worker_that_is_gone_is_not_waited_for_where_another_model_answers(cluster: Cluster) -> None:
+    for reason, refused in ((NO_WORKER, True), ("others_wait", False)):
+        for elsewhere in (True, False):
+            cluster.answers = [Queue(router=ROUTER, reason=reason)]
+            handle = cluster.edge.start(replace(draft(), elsewhere=elsewhere))
+            if refused and elsewhere:
+                with pytest.raises(ModelLoading):
+                    await handle.admitted()
+            else:
+                await handle.admitted()
+                handle.cancel()
 
 
 async def test_routers_that_stay_silent_are_given_up(cluster: Cluster) -> None:

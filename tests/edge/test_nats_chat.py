@@ -23,6 +23,7 @@ from services.cli.up.nats import NatsPlan, violations, write_config
 from services.edge.nats_api.chat import NatsChat, chat_service
 from services.edge.nats_api.presence import TRACE_EVERY_S
 from services.edge.tenant import tenant
+from services.selection import SelectionSettings
 from tests.edge.cluster import EDGE
 from tests.edge.fakes import MODEL, Api, Script, says
 from tests.infra.accounts import AccountServer
@@ -41,8 +42,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountServer]:
 
 
 @asynccontextmanager
-async def edge(server: AccountServer, most: int = 8) -> AsyncIterator[Api]:
-    api = Api()
+async def edge(server: AccountServer, most: int = 8, api: Api | None = None) -> AsyncIterator[Api]:
+    api = api or Api()
     bus = await connect([server.url], EDGE, "edge", credentials=Credentials("edge", server.passwords["edge"]))
     chat = NatsChat(bus, Subjects(), api.served, api.traffic, lambda name: tenant(SECRET, name), Random(5))
     service = chat_service(bus, Subjects(), chat, most, {})
@@ -237,3 +238,18 @@ def test_tenants_stay_the_operators_own(tmp_path: Path) -> None:
     write_config(plan, passwords)
     assert (plan.folder / "tenants.conf").read_text() == "# mine\n"
     assert "# mine" in (plan.folder / "permissions.conf").read_text()
+
+
+async def test_which_model_answers(server: AccountServer) -> None:
+    """As over HTTP: a hint in a header or in the body, what was chosen in the first message's headers."""
+    auto = {"auto": {"small": "s", "large": "l"}, "fallback": {"l": {"to": ["s"]}}}
+    several = Api(("s", "l"), SelectionSettings.model_validate(auto))
+    async with edge(server, api=several) as api, caller(server, "acme") as client:
+        asked = await Call(client).send({"Headrace-Hint": "large"}, model="auto", stream=True)
+        assert {chunk["model"] for chunk in await asked.stream()} == {"l"}
+        assert asked.headers["Headrace-Model"] == "l"
+        assert asked.headers["Headrace-Model-Reason"] == "auto; size=large; rule=hint"
+        api.jobs.alive = {"s"}
+        asked = await Call(client).send(model="auto", metadata={"headrace_hint": "large"})
+        assert (await asked.one())["model"] == asked.headers["Headrace-Model"] == "s"
+        assert asked.headers["Headrace-Fallback"] == "l; reason=no_worker"

@@ -12,10 +12,11 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from random import SystemRandom
 from types import FrameType
+from urllib.parse import quote
 
 from schemas.errors import BusUnavailable
 from schemas.identity import process_id
@@ -46,7 +47,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     settings = _with_port(settings, asked.edge)
     with only_one(settings.home_dir, f"process {os.getpid()}, {_url(settings.edge)}"):
         _must_be_free(settings.edge, asked.edge)  # not before the lock: who holds the port may be Headrace itself
-        files = prepare(settings, Terminal(), weights=settings.worker.engine != "scripted")
+        weights = settings.worker.engine != "scripted"
+        models = [prepare(settings, model, Terminal(), weights=weights).name for model in settings.served]
         server = nats.NatsPlan(
             settings.home_dir / "nats", arguments.nats_port or nats.free_port(), nats.free_port(), settings.nats.prefix
         )
@@ -57,10 +59,10 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         nats.write_operator_context(server, passwords)
         program = Program("nats", (nats.binary(), "-c", str(config)), os.environ, STOP_S, identified=False)
         services = plan(settings, asked, server.url, passwords, os.environ)
-        ready = f"""Headrace is ready: {_url(settings.edge)} (model {files.name})
+        ready = f"""Headrace is ready: {_url(settings.edge)} (model{"s" if models[1:] else ""} {", ".join(models)})
 API key, for callers that are not on this machine: {development_key(settings)}
-{_curl(settings.edge, files.name)}"""
-        asyncio.run(_supervise(settings, server, program, services, passwords, ready, verbose=arguments.verbose))
+{_curl(settings.edge, models[0])}"""
+        asyncio.run(_supervise(settings, server, program, services, passwords, models, ready, verbose=arguments.verbose))
     return 0
 
 
@@ -70,6 +72,7 @@ async def _supervise(
     program: Program,
     services: Services,
     passwords: Mapping[str, str],
+    models: Sequence[str],
     ready: str,
     *,
     verbose: bool,
@@ -98,7 +101,8 @@ async def _supervise(
 
     async def edges_ready() -> bool:
         host, ports = _reachable(settings.edge), range(settings.edge.port, settings.edge.port + len(services.edges))
-        return all([(await http_status(host, port, "/ready"))[0] == 200 for port in ports])
+        paths = [f"/ready?model={quote(model, safe='')}" for model in models]
+        return all([(await http_status(host, port, path))[0] == 200 for port in ports for path in paths])
 
     supervisor = Supervisor(
         program,

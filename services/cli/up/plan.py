@@ -5,6 +5,7 @@ Invariant: a process is given the NATS password of its own role and no other.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ everything is idle."""
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Workers by role, routers, edges."""
+    """Workers of each model by role, routers, edges."""
 
     prefill: int
     decode: int
@@ -34,7 +35,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The programs beside NATS; `workers` in the order p1, p2, …, d1, …, b1, …."""
+    """The programs beside NATS; `workers` in the order p1, p2, …, d1, …, b1, …: of the first model, then of the next one."""
 
     edges: tuple[Program, ...]
     routers: tuple[Program, ...]
@@ -67,7 +68,8 @@ def plan(settings: Settings, counts: Counts, nats_url: str, passwords: Mapping[s
     shared = {
         **{key: value for key, value in environ.items() if not key.startswith("HEADRACE_NATS__")},
         "HEADRACE_HOME": str(settings.home_dir),
-        "HEADRACE_MODEL": settings.model,
+        "HEADRACE_MODEL": settings.served[0],
+        "HEADRACE_MODELS": json.dumps(settings.served),
         "HEADRACE_WORKER__ENGINE": settings.worker.engine,
         "HEADRACE_NATS__URL": nats_url,
         "HEADRACE_NATS__PREFIX": settings.nats.prefix,
@@ -80,17 +82,25 @@ def plan(settings: Settings, counts: Counts, nats_url: str, passwords: Mapping[s
         argv = (sys.executable, "-m", "services.cli.main", *arguments, "--name", name)
         return Program(name, argv, {**shared, **login, **told}, stop_within_s)
 
-    def workers(role: Role, count: int) -> list[Program]:
+    each = counts.prefill + counts.decode + counts.both
+
+    def workers(at: int, model: str, role: Role, count: int) -> list[Program]:
+        """Numbered through: those of model `at` come after those of the models before it."""
         return [
             program(
                 f"{role.value[0]}{number}",
                 role.value,
                 ("worker", "--role", role.value),
                 STOP_S,
-                HEADRACE_WORKER__MACHINE_WORKERS=str(counts.prefill + counts.decode + counts.both),
+                HEADRACE_MODEL=model,
+                HEADRACE_WORKER__MACHINE_WORKERS=str(each * len(settings.served)),
             )
-            for number in range(1, count + 1)
+            for number in range(at * count + 1, (at + 1) * count + 1)
         ]
+
+    def pools(at: int, model: str) -> list[Program]:
+        by_role = ((Role.PREFILL, counts.prefill), (Role.DECODE, counts.decode), (Role.BOTH, counts.both))
+        return [one for role, count in by_role for one in workers(at, model, role, count)]
 
     def edge(number: int) -> Program:
         port = str(settings.edge.port + number - 1)
@@ -99,9 +109,5 @@ def plan(settings: Settings, counts: Counts, nats_url: str, passwords: Mapping[s
     return Services(
         edges=tuple(edge(number) for number in range(1, counts.edge + 1)),
         routers=tuple(program(f"r{number}", "router", ("router",), STOP_S) for number in range(1, counts.router + 1)),
-        workers=(
-            *workers(Role.PREFILL, counts.prefill),
-            *workers(Role.DECODE, counts.decode),
-            *workers(Role.BOTH, counts.both),
-        ),
+        workers=tuple(one for at, model in enumerate(settings.served) for one in pools(at, model)),
     )

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from schemas.errors import BusUnavailable, HeadraceError, ModelNotFound, Unavailable
+from schemas.errors import BusUnavailable, HeadraceError, Unavailable
 from services.edge.api.body import ClientGone
 from services.edge.api.chat import ChatCompletions
 from services.edge.api.completions import Completions
@@ -20,6 +20,7 @@ from services.edge.api.gate import Gate, Traffic
 from services.edge.api.served import Served
 from services.edge.api.tokens import Tokens
 from services.edge.gate.door import Door
+from services.edge.selection.policy import must_be_offered, offered
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _CLIENT_GONE = 499
@@ -56,16 +57,12 @@ def create_app(served: Served, traffic: Traffic, door: Door, new_id: Callable[[]
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        name = served.text.name
-        there = served.jobs.card(name) is not None and request.state.caller.may_use(name)
-        listed = [_model(served, name)] if there else []
-        return JSONResponse({"object": "list", "data": listed})
+        names = offered(served.names, served.alive, request.state.caller.models)
+        return JSONResponse({"object": "list", "data": [_model(served, name) for name in names]})
 
     @app.get("/v1/models/{model:path}")
     async def model(model: str, request: Request) -> Response:
-        served.must_offer(model, request.state.caller)
-        if served.jobs.card(model) is None:
-            raise ModelNotFound(f"The model {model[:100]!r} does not exist.", param="model")
+        must_be_offered(served.names, model, served.alive, request.state.caller.models)
         return JSONResponse(_model(served, model))
 
     @app.get("/health")
@@ -73,12 +70,13 @@ def create_app(served: Served, traffic: Traffic, door: Door, new_id: Callable[[]
         return JSONResponse({"status": "ok"})
 
     @app.get("/ready")
-    async def ready() -> Response:
+    async def ready(model: str | None = None) -> Response:
+        """Whether some model can be served, or a certain one."""
         if traffic.draining:
             raise Unavailable("The server takes no new requests now.", retry_after=1.0)
         if not served.jobs.connected:
             raise BusUnavailable("The service is reconnecting.", retry_after=1.0)
-        if served.jobs.card(served.text.name) is None:
+        if not (served.alive if model is None else model in served.alive):
             raise Unavailable("No worker serves the model now.", retry_after=1.0)
         return JSONResponse({"status": "ready"})
 
@@ -104,7 +102,10 @@ def json_body(example: dict[str, Any], required: list[str]) -> dict[str, Any]:
 
 
 def _model(served: Served, name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": served.started, "owned_by": "headrace"}
+    """As OpenAI's; `root` (vLLM's) says what an alias stands for."""
+    told = {"id": name, "object": "model", "created": served.started, "owned_by": "headrace"}
+    end = served.selection.follow(name)[-1]
+    return told if end == name else {**told, "root": end}
 
 
 async def _refused(_: Request, error: Exception) -> Response:

@@ -5,7 +5,9 @@ Everything that can be refused is refused here, before a job exists.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -13,11 +15,10 @@ from starlette.responses import Response
 
 from schemas.job import Grammar
 from schemas.state import ModelCard
-from services.edge.api.answer import AnyAnswer
+from services.edge.api.begun import Begun
 from services.edge.api.body import read_json
 from services.edge.api.chat_form import ChatForm
-from services.edge.api.exchange import Pace, Streamed, Whole
-from services.edge.api.form import Form
+from services.edge.api.exchange import Pace
 from services.edge.api.measure import Measure
 from services.edge.api.messages import check_messages
 from services.edge.api.parameters import refuse_unsupported
@@ -26,19 +27,23 @@ from services.edge.api.response_format import read_response_format
 from services.edge.api.served import Served
 from services.edge.api.start import draft, reserve, start, start_with_tools
 from services.edge.api.tools import Tools, read_tools
-from services.edge.gate.meter import Reservation
-from services.edge.gate.records import Caller
+from services.edge.selection.asking import asking
+from services.edge.selection.features import of_messages
+from services.edge.selection.turns import Asking, Turn, first_to_take, planned
+from services.selection import Features
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """An answer that computes, how it is written, and whether as it comes."""
+class _Read:
+    """What a request says, whichever model answers it."""
 
-    answer: AnyAnswer
-    form: Form
-    reservation: Reservation
-    model: str
-    stream: bool
+    messages: Sequence[dict[str, Any]]
+    stops: tuple[str, ...]
+    tools: Tools | None
+    grammar: Grammar | None
+
+    def features(self, hint: str) -> Features:
+        return of_messages(self.messages, hint, tools=self.tools is not None)
 
 
 class ChatCompletions:
@@ -51,35 +56,42 @@ class ChatCompletions:
         served, settings = self._served, self._served.settings
         arrived = served.clock.monotonic()
         body = await read_json(request, settings)
-        begun = await self.begin(body, request.state.caller)
-        exchange = Streamed if begun.stream else Whole
+        begun = await self.begin(body, asking(request))
         measure = Measure(served.metrics, served.clock, begun.model, arrived)
-        return exchange(begun.answer, begun.form, begun.reservation, request.state.request_id, self._pace, measure)
+        return begun.exchange(request.state.request_id, self._pace, measure)
 
-    async def begin(self, body: dict[str, Any], caller: Caller) -> Begun:
+    async def begin(self, body: dict[str, Any], by: Asking) -> Begun:
         """The same for every transport. Its answer has to be read, or cancelled. Raises `HeadraceError`."""
         served, settings = self._served, self._served.settings
         asked = read_request(ChatRequest, body)
         messages = check_messages(asked.messages)
         stops = read_stops(asked.stop, settings.max_stops)
-        tools = read_tools(asked)
-        grammar = read_response_format(asked.response_format)
-        card = served.card(asked.model, caller)
-        refuse_unsupported(asked, card.capabilities)
-        if grammar is not None:
-            await served.text.must_compile(grammar, "response_format")
-        if tools is not None and (calling := self._calling(tools, grammar, card)) is not None:
-            await served.text.must_compile(calling, "tools")
-            grammar = calling
-        ids = await served.text.encode(messages, tools.functions if tools else ())
-        most = asked.max_completion_tokens or asked.max_tokens or settings.default_max_tokens
-        job = draft(served, caller, asked, card, ids, most=most, grammar=grammar)
-        reservation = await reserve(served, caller, [job])
-        with reservation.undone_on_failure():
-            answer = start_with_tools(served, job, stops, tools) if tools else start(served, job, stops)
-        form = ChatForm(f"chatcmpl-{answer.id}", int(served.clock.wall()), asked.model, usage=asked.usage_streamed)
-        return Begun(answer, form, reservation, asked.model, bool(asked.stream))
+        read = _Read(messages, stops, read_tools(asked), read_response_format(asked.response_format))
+        plan = planned(served, by, asked.model, read.features, asked.metadata, portable=asked.portable)
+        return await first_to_take(served, plan, asked, partial(_begin, by, read), by.tell)
 
-    def _calling(self, tools: Tools, content: Grammar | None, card: ModelCard) -> Grammar | None:
-        """What makes calls keep to their schemas. An engine that can follow no grammar is not asked to: it calls as it likes."""
-        return tools.grammar(self._served.text.tool_format.syntax, content) if "grammar" in card.capabilities.grammar else None
+
+async def _begin(by: Asking, read: _Read, turn: Turn, asked: ChatRequest) -> Begun:
+    """With the model of this turn. Raises `HeadraceError`."""
+    served, tools, grammar = turn.served, read.tools, read.grammar
+    card = served.card()
+    refuse_unsupported(asked, card.capabilities)
+    if grammar is not None:
+        await served.text.must_compile(grammar, "response_format")
+    if tools is not None and (calling := _calling(served, tools, grammar, card)) is not None:
+        await served.text.must_compile(calling, "tools")
+        grammar = calling
+    ids = await served.text.encode(read.messages, tools.functions if tools else ())
+    most = asked.max_completion_tokens or asked.max_tokens or served.settings.default_max_tokens
+    job = turn.draft(draft(served, by.caller, asked, card, ids, most=most, grammar=grammar))
+    reservation = await reserve(served, by.caller, [job])
+    with reservation.undone_on_failure():
+        answer = start_with_tools(served, job, read.stops, tools) if tools else start(served, job, read.stops)
+        await turn.admitted(answer)
+    form = ChatForm(f"chatcmpl-{answer.id}", int(served.clock.wall()), asked.model, usage=asked.usage_streamed)
+    return Begun(answer, form, reservation, asked.model, bool(asked.stream))
+
+
+def _calling(served: Served, tools: Tools, content: Grammar | None, card: ModelCard) -> Grammar | None:
+    """What makes calls keep to their schemas. An engine that can follow no grammar is not asked to: it calls as it likes."""
+    return tools.grammar(served.text.tool_format.syntax, content) if "grammar" in card.capabilities.grammar else None

@@ -21,6 +21,7 @@ from services.edge.api.rates import rate_headers
 from services.edge.api.unread import Unread
 from services.edge.gate.door import Door
 from services.edge.gate.meter import Meter
+from services.edge.selection.asking import told
 from services.telemetry.logs import fields
 
 _log = logging.getLogger("headrace.edge")
@@ -78,7 +79,7 @@ class Gate:
             if message["type"] == "http.response.start":
                 started = True
                 await unread.discard()
-                message["headers"] = [*message["headers"], header, *self._rates(scope)]
+                message["headers"] = [*message["headers"], header, *self._rates(scope), *told(scope)]
             await send(message)
 
         self._traffic.enter()

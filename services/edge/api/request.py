@@ -46,6 +46,12 @@ class GenerationRequest(BaseModel):
     ignore_eos: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: dict[str, Any] | None = None
+    metadata: Any = None
+
+    @property
+    def portable(self) -> bool:
+        """It means the same to every model."""
+        return not self.logit_bias
 
     @property
     def alternatives(self) -> int | None:
@@ -94,6 +100,16 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     suffix: str | None = None
+
+    @property
+    def texts(self) -> list[str] | None:
+        """The prompts, if all are text."""
+        prompts = self.prompt if isinstance(self.prompt, list) else [self.prompt]
+        return prompts if all(isinstance(prompt, str) for prompt in prompts) else None
+
+    @property
+    def portable(self) -> bool:
+        return super().portable and self.texts is not None
 
     @property
     def alternatives(self) -> int | None:

@@ -1,23 +1,26 @@
-"""What every endpoint works with, and the one question each of them asks first: is this model served now?"""
+"""What every endpoint works with, for one model of those that are served: its text, and what its workers offer now."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from random import Random
 
-from schemas.errors import BusUnavailable, ModelNotFound, PermissionDenied, Unavailable
+from schemas.errors import BusUnavailable, Unavailable
 from schemas.state import ModelCard
 from services.clock import Clock
 from services.edge.api.ports import Jobs, TextModel
 from services.edge.gate.meter import Meter
-from services.edge.gate.records import Caller
+from services.edge.selection.policy import Names
+from services.selection import SelectionSettings
 from services.settings import EdgeSettings
 from services.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """`started` is the process's, Unix seconds."""
+    """`text`: of the model at hand, at first the default one. `texts`: of all, by name; empty when there is but one. `started` is
+    the process's, Unix seconds."""
 
     settings: EdgeSettings
     jobs: Jobs
@@ -27,17 +30,26 @@ class Served:
     random: Random
     metrics: Metrics
     started: int
+    texts: Mapping[str, TextModel] = field(default_factory=dict)
+    selection: SelectionSettings = field(default_factory=SelectionSettings)
 
-    def must_offer(self, model: str, caller: Caller) -> None:
-        """Raises `ModelNotFound` for a model that is not ours, `PermissionDenied` for one that is not the caller's."""
-        if model != self.text.name:
-            raise ModelNotFound(f"The model {model[:100]!r} does not exist.", param="model")
-        if not caller.may_use(model):
-            raise PermissionDenied(f"This key may not use the model {model[:100]!r}.", param="model")
+    @property
+    def names(self) -> Names:
+        """What may be asked for."""
+        return Names(self.selection, tuple(self.texts) or (self.text.name,))
 
-    def card(self, model: str, caller: Caller) -> ModelCard:
-        """What the model's workers offer. Raises `ModelNotFound`, `PermissionDenied`, `BusUnavailable`, `Unavailable`."""
-        self.must_offer(model, caller)
+    @property
+    def alive(self) -> list[str]:
+        """The models that have workers now."""
+        return [model for model in self.names.models if self.jobs.card(model) is not None]
+
+    def of(self, model: str) -> Served:
+        """The same for another model, one of `names.models`."""
+        return self if model == self.text.name else replace(self, text=self.texts[model])
+
+    def card(self) -> ModelCard:
+        """What the model's workers offer. Raises `BusUnavailable`, `Unavailable`."""
+        model = self.text.name
         card = self.jobs.card(model)
         if card is None and not self.jobs.connected:
             raise BusUnavailable("The service is reconnecting.", retry_after=1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from schemas.errors import Unavailable
 from schemas.job import U64, Grammar, pack_ids, unpack_ids
 from schemas.state import ModelCard
 from services.edge.api.answer import Answer
@@ -18,6 +19,10 @@ from services.edge.api.tools import Tools
 from services.edge.gate.meter import Reservation
 from services.edge.gate.records import Caller
 from services.edge.jobs.draft import Draft, Limits
+
+
+class LimitsUnchecked(Unavailable):
+    """Whether a limit is kept cannot be told now: no model is to blame, so none is tried in its place."""
 
 
 def draft(
@@ -54,7 +59,10 @@ def draft(
 async def reserve(served: Served, caller: Caller, jobs: Sequence[Draft], *, param: str = "messages") -> Reservation:
     """Of the caller's limits, what the jobs of one request may use. Raises `InvalidRequest`, `RateLimited`, `Unavailable`."""
     prompt = sum(job.prompt_tokens for job in jobs)
-    return await served.meter.admit(caller, prompt, sum(job.n * job.sampling.max_tokens for job in jobs), param=param)
+    try:
+        return await served.meter.admit(caller, prompt, sum(job.n * job.sampling.max_tokens for job in jobs), param=param)
+    except Unavailable as error:
+        raise LimitsUnchecked(error.message, retry_after=error.retry_after) from None
 
 
 def start(
@@ -75,7 +83,7 @@ def start(
         token_by_token=by_token,
         logprobs=logprobs,
         prompt=prompt,
-        price=served.settings.price_per_compute_s,
+        price=served.settings.price(job.model),
     )
 
 

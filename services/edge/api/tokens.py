@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -12,9 +13,14 @@ from starlette.responses import Response
 from schemas.errors import InvalidRequest
 from services.edge.api.body import read_json
 from services.edge.api.messages import check_messages
+from services.edge.api.ports import TextModel
 from services.edge.api.prompts import read_ids
 from services.edge.api.request import read_request
 from services.edge.api.served import Served
+from services.edge.selection import told
+from services.edge.selection.asking import asking
+from services.edge.selection.features import of_messages, of_texts
+from services.edge.selection.turns import FeaturesOf, planned
 
 
 class TokenizeRequest(BaseModel):
@@ -42,14 +48,15 @@ class Tokens:
     async def tokenize(self, request: Request) -> Response:
         """Raises `HeadraceError`, `ClientGone`."""
         asked = read_request(TokenizeRequest, await self._body(request))
-        text = self._served.text
-        self._served.must_offer(asked.model or text.name, request.state.caller)
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidRequest("Either 'prompt' or 'messages' is needed.", param="prompt")
         if asked.prompt is not None:
+            text = self._text(request, asked.model, partial(of_texts, [asked.prompt]))
             ids = await text.encode_text(asked.prompt)
         else:
-            ids = await text.encode(check_messages(asked.messages))
+            messages = check_messages(asked.messages)
+            text = self._text(request, asked.model, partial(of_messages, messages))
+            ids = await text.encode(messages)
         card = self._served.jobs.card(text.name)
         told = {
             "count": len(ids),
@@ -62,10 +69,16 @@ class Tokens:
     async def detokenize(self, request: Request) -> Response:
         """Raises `HeadraceError`, `ClientGone`."""
         asked = read_request(DetokenizeRequest, await self._body(request))
-        text = self._served.text
-        self._served.must_offer(asked.model or text.name, request.state.caller)
+        text = self._text(request, asked.model, partial(of_texts, []), portable=False)
         ids = read_ids(asked.tokens, "tokens", text.vocabulary)
         return Response(msgspec.json.encode({"prompt": await text.decode_any(ids)}), media_type="application/json")
+
+    def _text(self, request: Request, model: str | None, features: FeaturesOf, *, portable: bool = True) -> TextModel:
+        """Of the model that a chat would be meant for, whether or not it has a worker. Raises `HeadraceError`."""
+        by = asking(request)
+        plan = planned(self._served, by, model or self._served.text.name, features, portable=portable)
+        by.tell(told.headers(plan, plan.candidates[0], ()))
+        return self._served.of(plan.candidates[0]).text
 
     async def _body(self, request: Request) -> dict[str, Any]:
         return await read_json(request, self._served.settings)

@@ -21,7 +21,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """`prompt` is token ids, u32 little-endian; `lane` and `salt` are the tenant's. `explain`: what its caller is told of why."""
+    """`prompt` is token ids, u32 little-endian; `lane` and `salt` are the tenant's. `explain`: what its caller is told of why.
+    `elsewhere`: another model answers if this one has no worker, so none is waited for."""
 
     model: str
     prompt: bytes
@@ -32,6 +33,7 @@ class Draft:
     tier: Tier = Tier.PAID
     n: int = 1
     explain: Explain = Explain.NOTHING
+    elsewhere: bool = False
 
     @property
     def prompt_tokens(self) -> int:

@@ -14,6 +14,7 @@ from schemas.errors import (
     Disconnected,
     HeadraceError,
     MessageTooLarge,
+    ModelLoading,
     NoResponders,
     Overloaded,
     PayloadTooLarge,
@@ -23,7 +24,7 @@ from schemas.errors import (
     from_code,
 )
 from schemas.lifecycle import State, advance
-from schemas.placement import Accepted, Queue, Refused, SubmitAnswer
+from schemas.placement import NO_WORKER, Accepted, Queue, Refused, SubmitAnswer
 from services.bus.typed import ask
 from services.bus.work_queue import Put, WorkQueue
 from services.edge.jobs.active import ActiveJob, AttemptEnd
@@ -65,6 +66,8 @@ class Submission:
                 return None
             case _ if job.run:
                 return None  # the submit was delivered twice, and the other one was accepted
+            case Queue() if answer.reason == NO_WORKER and job.draft.elsewhere and not job.owned:
+                return AttemptEnd("no_worker", ModelLoading(_NO_CAPACITY), final=True)
             case Queue() if not job.owned:
                 return await self._enqueue(job, self._wire.bus.dialect.encode(message))
             case Queue():

@@ -17,9 +17,10 @@ from schemas.job import Tier
 from schemas.subjects import Subjects
 from services.bus.interface import Bus, Msg, Subscription
 from services.bus.micro import Service
+from services.edge.api.begun import Begun
 from services.edge.api.body import parse
-from services.edge.api.chat import Begun, ChatCompletions
-from services.edge.api.exchange import Pace, Streamed, Whole
+from services.edge.api.chat import ChatCompletions
+from services.edge.api.exchange import Pace
 from services.edge.api.gate import Traffic
 from services.edge.api.measure import Measure
 from services.edge.api.served import Served
@@ -27,7 +28,10 @@ from services.edge.gate.records import Caller
 from services.edge.nats_api.origin import Origin, read_origin
 from services.edge.nats_api.presence import Presence, Watch
 from services.edge.nats_api.writer import NatsWriter
+from services.edge.selection.turns import Asking
 from services.edge.tenant import Tenant
+
+HINT = "Headrace-Hint"
 
 
 class NatsChat:
@@ -66,19 +70,19 @@ class NatsChat:
             raise Unavailable("The server takes no new requests now.", retry_after=1.0)
         self._traffic.enter()
         try:
-            begun = await self._chat.begin(parse(msg.data), Caller(self._whose(f"nats:{origin.account}"), Tier.PAID))
+            told: dict[str, str] = {}
+            by = Asking(Caller(self._whose(f"nats:{origin.account}"), Tier.PAID), told.update, msg.headers.get(HINT))
+            begun = await self._chat.begin(parse(msg.data), by)
             measure = Measure(self._served.metrics, self._served.clock, begun.model, arrived)
-            await self._answer(begun, msg.reply, origin, measure)
+            await self._answer(begun, msg.reply, origin, measure, told)
         finally:
             self._traffic.leave()
 
-    async def _answer(self, begun: Begun, reply: str, origin: Origin, measure: Measure) -> None:
+    async def _answer(self, begun: Begun, reply: str, origin: Origin, measure: Measure, told: dict[str, str]) -> None:
         cancel = self._subjects.chat_cancel(f"{self._random.getrandbits(128):032x}")
         watch = self._watches[cancel] = self._presence.watch(origin)
-        writer = NatsWriter(self._bus, reply, cancel, watch, stream=begun.stream)
-        exchange = (Streamed if begun.stream else Whole)(
-            begun.answer, begun.form, begun.reservation, begun.answer.id, self._pace, measure
-        )
+        writer = NatsWriter(self._bus, reply, cancel, watch, stream=begun.stream, told=told)
+        exchange = begun.exchange(begun.answer.id, self._pace, measure)
         work = asyncio.ensure_future(exchange.work(writer))
         gone = asyncio.ensure_future(watch.gone.wait())
         try:

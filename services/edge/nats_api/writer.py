@@ -6,7 +6,8 @@ connection that is down loses what is sent, and with it the caller: then the ans
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -21,14 +22,16 @@ _DATA = b"data: "
 
 
 class NatsWriter:
-    """`cancel`: the subject on which the caller may give up, told with the first message."""
+    """`cancel`: the subject on which the caller may give up; `told`: headers of HTTP. Both come with the first message."""
 
-    def __init__(self, bus: Bus, reply: str, cancel: str, watch: Watch, *, stream: bool) -> None:
+    def __init__(
+        self, bus: Bus, reply: str, cancel: str, watch: Watch, *, stream: bool, told: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._bus = bus
         self._reply = reply
         self._watch = watch
         self._stream = stream
-        self._headers: dict[str, str] = {CANCEL: cancel}
+        self._headers: dict[str, str] = {CANCEL: cancel, **{_as_nats(name): value for name, value in told.items()}}
         self._ended = False
         self.started = False
 
@@ -64,3 +67,8 @@ class NatsWriter:
         if not self._ended:
             headers, self._headers = self._headers | self._watch.headers(), {}
             self._bus.publish(self._reply, data, headers=headers or None)
+
+
+def _as_nats(header: str) -> str:
+    """`x-headrace-model` → `Headrace-Model`."""
+    return header.removeprefix("x-").title()

@@ -179,7 +179,10 @@ class Background:
             tool_choice=stored.object["tool_choice"],
             parallel_tool_calls=stored.object["parallel_tool_calls"],
         )
-        answer = begin(self._served, Prepared(reader.draft, read_tools_of(about)), OneByOne(reader))
+        if reader.draft.model not in self._served.names.models:
+            raise UnreadableMessage("This server does not serve the response's model any more.")
+        served = self._served.of(reader.draft.model)
+        answer = begin(served, Prepared(reader.draft, read_tools_of(about)), OneByOne(reader))
         response = {**stored.object, "status": "in_progress", "output": [], "usage": None}
         response |= {"completed_at": None, "error": None, "incomplete_details": None}
         return Reading(response, answer, Transcript(reader.id, after), partial(self._keep, tenant), self._served.clock)

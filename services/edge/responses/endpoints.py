@@ -19,10 +19,12 @@ from services.edge.responses.background import Background
 from services.edge.responses.history import history, number, page
 from services.edge.responses.items import Item, read_items
 from services.edge.responses.objects import Object, begun
-from services.edge.responses.prepare import Prepared, begin, prepare
+from services.edge.responses.prepare import Prepared, begin, features, prepare
 from services.edge.responses.request import ResponsesRequest
 from services.edge.responses.telling import Reading, StreamedResponse, WholeResponse
 from services.edge.responses.transcript import UNTOLD, Transcript
+from services.edge.selection.asking import asking
+from services.edge.selection.turns import Turn, first_to_take, planned
 from services.edge.store.conversations import SqlConversationStore
 from services.edge.store.responses import PREFIX, SqlResponseStore, StoredResponse
 from services.telemetry.metrics import Metrics
@@ -43,24 +45,23 @@ class Responses:
 
     async def create(self, request: Request) -> Response:
         """Raises `ClientGone` too."""
-        served, settings, caller = self._served, self._served.settings, request.state.caller
-        measured_from = served.clock.monotonic()
-        body = await read_json(request, settings)
+        served, by = self._served, asking(request)
+        arrived = served.clock.monotonic()
+        body = await read_json(request, served.settings)
         asked = read_request(ResponsesRequest, body)
         items = read_items(asked.input, self.new_id)
-        before = await history(asked, caller.tenant.name, self._store, self._conversations)
-        prepared = await prepare(served, caller, asked, [*before, *items])
-        reservation = await reserve(served, caller, [prepared.draft], param="input")
-        measure = Measure(served.metrics, served.clock, asked.model, measured_from)
-        if asked.background:
-            return await self._in_background(request, asked, prepared, items, reservation, measure)
-        with reservation.undone_on_failure():
-            answer = begin(served, prepared)
-        response = begun(PREFIX + answer.id, int(served.clock.wall()), asked, prepared.draft.sampling)
-        transcript = Transcript(answer.id) if asked.stream else Transcript(answer.id, UNTOLD)
-        reading = Reading(response, answer, transcript, partial(self._keep, caller.tenant.name, items), served.clock)
-        kind = StreamedResponse if asked.stream else WholeResponse
-        return kind(reading, reservation, request.state.request_id, self._pace, measure)
+        before = await history(asked, by.caller.tenant.name, self._store, self._conversations)
+
+        async def take(turn: Turn, asked: ResponsesRequest) -> Response:
+            prepared = await prepare(turn, by.caller, asked, [*before, *items])
+            reservation = await reserve(served, by.caller, [prepared.draft], param="input")
+            measure = Measure(served.metrics, served.clock, asked.model, arrived)
+            start = self._in_background if asked.background else self._in_foreground
+            return await start(request, turn, asked, prepared, items, reservation, measure)
+
+        seen = partial(features, asked, [*before, *items])
+        plan = planned(served, by, asked.model, seen, asked.metadata, portable=asked.portable)
+        return await first_to_take(served, plan, asked, take, by.tell)
 
     async def retrieve(self, request: Request, name: str) -> Response:
         stored = await self._find(request, name)
@@ -95,9 +96,30 @@ class Responses:
         """Of an item."""
         return f"{self._served.random.getrandbits(128):032x}"
 
+    async def _in_foreground(
+        self,
+        request: Request,
+        turn: Turn,
+        asked: ResponsesRequest,
+        prepared: Prepared,
+        items: list[Item],
+        reservation: Reservation,
+        measure: Measure,
+    ) -> Response:
+        clock, tenant = self._served.clock, request.state.caller.tenant.name
+        with reservation.undone_on_failure():
+            answer = begin(turn.served, prepared)
+            await turn.admitted(answer)
+        response = begun(PREFIX + answer.id, int(clock.wall()), asked, prepared.draft.sampling)
+        transcript = Transcript(answer.id) if asked.stream else Transcript(answer.id, UNTOLD)
+        reading = Reading(response, answer, transcript, partial(self._keep, tenant, items), clock)
+        kind = StreamedResponse if asked.stream else WholeResponse
+        return kind(reading, reservation, request.state.request_id, self._pace, measure)
+
     async def _in_background(
         self,
         request: Request,
+        turn: Turn,
         asked: ResponsesRequest,
         prepared: Prepared,
         items: list[Item],

@@ -17,6 +17,9 @@ from services.edge.gate.records import Caller
 from services.edge.jobs.draft import Draft
 from services.edge.responses.items import Item, to_messages
 from services.edge.responses.request import ResponsesRequest, check, read_format, read_tools_of
+from services.edge.selection.features import of_messages
+from services.edge.selection.turns import Turn
+from services.selection import Features
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +30,15 @@ class Prepared:
     tools: Tools | None
 
 
-async def prepare(served: Served, caller: Caller, asked: ResponsesRequest, items: Sequence[Item]) -> Prepared:
-    """`items`: history and input. Raises `HeadraceError`."""
-    card = served.card(asked.model, caller)
+def features(asked: ResponsesRequest, items: Sequence[Item], hint: str) -> Features:
+    """What the request is like, whichever model answers it. Raises `InvalidRequest`."""
+    return of_messages(_messages(asked, items), hint, tools=read_tools_of(asked) is not None)
+
+
+async def prepare(turn: Turn, caller: Caller, asked: ResponsesRequest, items: Sequence[Item]) -> Prepared:
+    """With the model of this turn. `items`: history and input. Raises `HeadraceError`."""
+    served = turn.served
+    card = served.card()
     follows_grammars = "grammar" in card.capabilities.grammar
     check(asked, follows_grammars=follows_grammars)
     tools, grammar = read_tools_of(asked), read_format(asked)
@@ -44,11 +53,11 @@ async def prepare(served: Served, caller: Caller, asked: ResponsesRequest, items
         grammar = calling
     ids = await served.text.encode(_messages(asked, items), tools.functions if tools else ())
     most = asked.max_output_tokens or served.settings.default_max_tokens
-    return Prepared(draft(served, caller, asked, card, ids, most=most, grammar=grammar, param="input"), tools)
+    return Prepared(turn.draft(draft(served, caller, asked, card, ids, most=most, grammar=grammar, param="input")), tools)
 
 
 def begin(served: Served, prepared: Prepared, handle: Handle | None = None) -> AnyAnswer:
-    """The job starts, unless it has, as `handle`. Its answer has to be read, or cancelled."""
+    """The job starts, unless it has, as `handle`. `served`: for the job's model. Its answer has to be read, or cancelled."""
     if prepared.tools is None:
         return start(served, prepared.draft, (), handle=handle)
     return start_with_tools(served, prepared.draft, (), prepared.tools, handle)

@@ -78,8 +78,8 @@ class FakeDetached:
 class ResponsesApi(Api):
     """`Api` with responses. Close its background readers at the end."""
 
-    def __init__(self, database: Database) -> None:
-        super().__init__()
+    def __init__(self, database: Database, **about: Any) -> None:
+        super().__init__(**about)
         self.jobs.capabilities = Capabilities(seed=True, grammar=KINDS, logprobs=True)
         self.jobs.context = 4096
         self.detached = FakeDetached()

@@ -1,0 +1,58 @@
+"""What a request is like, as the rules of `auto` see it. Pure functions; no text leaves them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from schemas.errors import InvalidRequest
+from services.selection import Features
+
+HINT_HEADER = "x-headrace-hint"
+HINT_KEY = "headrace_hint"
+_LOOKED_AT = 65_536
+"""Characters of each text in which code is looked for: this runs on the event loop."""
+_CODE_LINE = re.compile(
+    r"^(?:.*[;{}]|[ \t]*(?:async |public |static |export )*(?:def|class|for|if|elif|else|while|with|try|fn|func|function)\b"
+    r".*[:({])[ \t]*$",
+    re.MULTILINE,
+)
+
+
+def of_messages(messages: Iterable[Mapping[str, Any]], hint: str, *, tools: bool = False) -> Features:
+    """Of a chat."""
+    messages = list(messages)
+    texts = [text for message in messages for text in _texts(message)]
+    turns = sum(message.get("role") == "user" for message in messages)
+    return Features(sum(map(len, texts)), turns, any(map(looks_like_code, texts)), tools, hint)
+
+
+def of_texts(texts: Sequence[str], hint: str) -> Features:
+    """Of raw prompts."""
+    return Features(sum(map(len, texts)), 1, any(map(looks_like_code, texts)), hint=hint)
+
+
+def looks_like_code(text: str) -> bool:
+    """A fenced block, or two lines as programs have them: that end in ; { or }, or begin with a keyword and end in : ( or {."""
+    head = text[:_LOOKED_AT]
+    if "```" in head:
+        return True
+    lines = _CODE_LINE.finditer(head)
+    return next(lines, None) is not None and next(lines, None) is not None
+
+
+def read_hint(header: str | None, metadata: Any) -> str:
+    """What the caller says it needs, "" = nothing; a header counts more than the body. Raises `InvalidRequest`."""
+    value = header if header is not None else metadata.get(HINT_KEY) if isinstance(metadata, dict) else None
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequest(f"'metadata.{HINT_KEY}' must be a string.", param=f"metadata.{HINT_KEY}")
+    return (value or "").strip().lower()
+
+
+def _texts(message: Mapping[str, Any]) -> Iterator[str]:
+    content = message.get("content")
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        yield from (part["text"] for part in content)

@@ -1,0 +1,110 @@
+"""One request, one model after another until one takes it, as the plan says.
+
+Owns the order of the tries. Invariants: each model is tried once; the next one only for a reason that the plan names, and before
+anything was written; all of them together have the time that one would have had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from schemas.errors import HeadraceError, InvalidRequest
+from services.edge.api.answer import AnyAnswer
+from services.edge.api.request import GenerationRequest
+from services.edge.api.served import Served
+from services.edge.gate.records import Caller
+from services.edge.jobs.draft import Draft, Limits
+from services.edge.selection import told
+from services.edge.selection.features import read_hint
+from services.edge.selection.policy import Plan, leads_to_auto, plan
+from services.selection import Features
+
+R = TypeVar("R", bound=GenerationRequest)
+B = TypeVar("B")
+FeaturesOf = Callable[[str], Features]
+"""What a request is like, its caller's hint given."""
+Tell = Callable[[dict[str, str]], None]
+"""Takes the headers that the caller gets with whatever comes; the last ones count."""
+UNSUITED = "unsuited"
+"""A model that was to answer in another's place cannot do what was asked: no reason to tell the caller that nobody could."""
+_LEAST_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Who asks, over whatever transport. `hint`: a header's."""
+
+    caller: Caller
+    tell: Tell
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One model's try. `served`: with this model's text. `spent`: seconds that others took before it. `alone`: nobody else may
+    answer. `elsewhere`: somebody else does where this model has no worker."""
+
+    served: Served
+    spent: float = 0.0
+    alone: bool = True
+    elsewhere: bool = False
+
+    def draft(self, draft: Draft) -> Draft:
+        """The job of this turn: no later than the first one's would have been, and not to wait for a worker that is gone where
+        another model has some."""
+        limits = draft.limits
+        left = (max(limit - self.spent, _LEAST_S) for limit in (limits.queue_s, limits.first_token_s, limits.total_s))
+        return draft if self.alone else replace(draft, limits=Limits(*left), elsewhere=self.elsewhere)
+
+    async def admitted(self, answer: AnyAnswer) -> None:
+        """Where others may answer: once the model has taken the job. That takes the time of a few submits at most, after which
+        a client that left meanwhile is noticed. Raises what refused it."""
+        if self.alone:
+            return
+        try:
+            await answer.admitted()
+        except BaseException:
+            answer.cancel()
+            raise
+
+
+def planned(served: Served, by: Asking, model: str, features: FeaturesOf, metadata: Any = None, *, portable: bool = True) -> Plan:
+    """Who answers a request for `model`. `features` are made only if they are needed. Raises as `plan`."""
+    names = served.names
+    seen = features(read_hint(by.hint, metadata)) if leads_to_auto(names, model) else Features()
+    return plan(names, model, seen, served.alive, by.caller.models, portable=portable)
+
+
+async def first_to_take(served: Served, plan: Plan, asked: R, begin: Callable[[Turn, R], Awaitable[B]], tell: Tell) -> B:
+    """What `begin` makes of the request with the first model that takes it.
+
+    Raises the `HeadraceError` of a model that may take it later, if there is one, else of the one that was asked for.
+    """
+    arrived, alone = served.clock.monotonic(), len(plan.candidates) == 1
+    last = [model for model in plan.candidates if model not in plan.dead][-1]
+    passed: list[tuple[str, str]] = []
+    refusals: list[tuple[str, HeadraceError]] = []
+    for model in plan.candidates:
+        if model in plan.dead:
+            passed.append((model, "no_worker"))
+            continue
+        tell(told.headers(plan, model, passed))
+        elsewhere = "no_worker" in plan.on and model != last
+        turn = Turn(served.of(model), served.clock.monotonic() - arrived, alone, elsewhere)
+        try:
+            begun = await begin(turn, asked if asked.model == model else asked.model_copy(update={"model": model}))
+        except HeadraceError as error:
+            reason = plan.reason(error) or (UNSUITED if passed and isinstance(error, InvalidRequest) else None)
+            if reason is None:
+                raise
+            refusals.append((model, error))
+            passed.append((model, reason))
+            continue
+        for before, reason in passed:
+            served.metrics.model_fallbacks.add(1, {"model": before, "to": model, "reason": reason})
+        return begun
+    model, refusal = next((one for one in refusals if one[1].retryable), refusals[0])
+    tell(told.headers(plan, model, passed))
+    raise refusal

@@ -45,18 +45,19 @@ def choose(
     if isinstance(decision, NoCredit):
         return Choice(None, Stays(decision.reason))
     if isinstance(decision, Impossible):
-        return Choice(None, never(view, job, decision) or Stays(NO_WORKER))
+        return Choice(None, nobody(view, job, decision))
     assert decision.why is not None
     said = None if job.resume else at_worker(job.tier, decision.why, left)
     return Choice(decision, refused(said) if isinstance(said, TurnedAway) else said)
 
 
-def never(view: View, job: Job, decision: Decision) -> Refused | None:
-    """The refusal of a job that waiting cannot help. A model that lost its last worker just now may get another one."""
+def nobody(view: View, job: Job, decision: Decision) -> Refused | Stays | None:
+    """What a job hears that no worker could take, however idle: that waiting cannot help it, unless its model lost its last
+    worker just now and may get another one. None: some could."""
     if not isinstance(decision, Impossible):
         return None
     if isinstance(decision.error, ModelLoading) and view.served_lately(job.model):
-        return None
+        return Stays(NO_WORKER)
     return refusal(decision.error)
 
 

@@ -10,7 +10,7 @@ from random import Random
 from schemas.job import Job
 from schemas.placement import Refused
 from services.router.admission import Stays
-from services.router.choice import never
+from services.router.choice import nobody
 from services.router.placement import Local, Pair, place
 from services.router.placement_request import Request
 from services.router.resumes import Resumes
@@ -32,4 +32,4 @@ class Precedence:
         taken = len(free) < len(pools) and not isinstance(place(free, request, now, self._random), Pair | Local)
         if not taken and not self._waiting.ahead_of(job.model, job.tier):
             return None
-        return never(self._view, job, place(pools, request, now, self._random)) or Stays("others_wait")
+        return nobody(self._view, job, place(pools, request, now, self._random)) or Stays("others_wait")

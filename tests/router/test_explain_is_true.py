@@ -151,4 +151,4 @@ def test_what_is_explained_is_what_a_submit_gets(seen: Seen, wanted: dict[str, o
 async def test_behind_others_a_model_that_lost_its_last_worker_is_waited_for() -> None:
     site = Site(Seen([], {"paid": 1}, [], [], served=True))
     await site.open(Seen([], {}, [], [], served=True))
-    assert said(await site.submit(a_job(lane=LANE, stamp=site.clock.wall())))[:2] == ("queue", "others_wait")
+    assert said(await site.submit(a_job(lane=LANE, stamp=site.clock.wall())))[:2] == ("queue", "no_worker")

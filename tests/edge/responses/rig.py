@@ -78,11 +78,11 @@ class FakeDetached:
 class ResponsesApi(Api):
     """`Api` with responses. Close its background readers at the end."""
 
-    def __init__(self, database: Database, **about: Any) -> None:
+    def __init__(self, database: Database, detached: FakeDetached | None = None, **about: Any) -> None:
         super().__init__(**about)
         self.jobs.capabilities = Capabilities(seed=True, grammar=KINDS, logprobs=True)
         self.jobs.context = 4096
-        self.detached = FakeDetached()
+        self.detached = detached or FakeDetached()
         self.background = add_responses(self.app, self.served, self.detached, database)
 
     @asynccontextmanager

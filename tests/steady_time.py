@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-TICK_S = 0.02
-GAP_S = 0.1
-"""Whoever ticks each 20 ms and is this late was not let run, and with it nobody of this process."""
+TICK_S = 0.01
+GAP_S = 0.05
+"""Whoever ticks each 10 ms and is this late was not let run, and with it nobody of this process."""
 
 
 class SteadyTime:
@@ -30,7 +30,8 @@ class SteadyTime:
     def monotonic(self) -> float:
         with self._lock:
             now = self._real()
-            self._stood += max(0.0, now - self._last - GAP_S)
+            if now - self._last > GAP_S:
+                self._stood += now - self._last - TICK_S
             self._last = now
             return now - self._stood
 

@@ -7,6 +7,7 @@ import random
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from typing import Literal
 
@@ -27,7 +28,7 @@ from services.kv.transfer.server import SocketTransferServer
 from tests.waiting import PATIENCE_S
 
 COMPAT = "kv-compat"
-FAST = TransferLimits(renew_s=0.01)  # leases run on the ManualClock, renewals on the loop's
+FAST = TransferLimits(renew_s=0.01, first_frame_s=PATIENCE_S)  # leases run on the ManualClock, renewals on the loop's
 FROZEN = TransferLimits(renew_s=1_000.0)  # a peer that never renews
 BLOCKS = 32
 needs_nixl = pytest.mark.skipif(not installed(), reason="nixl-cu12 is not installed")
@@ -106,7 +107,7 @@ async def rig(carrier: Carrier, *, block_bytes: int = 4096, limits: TransferLimi
         lending, reading = nixl_agents() if carrier == "nixl" else (None, None)
         await open_carriers(server, carrier, lending)
         made.server = server
-        made.client, made.frozen = (transfer_client(carrier, reading, each) for each in (limits, FROZEN))
+        made.client, made.frozen = (transfer_client(carrier, reading, _patient(each)) for each in (limits, FROZEN))
     else:
         network: dict[str, MemoryTransferServer] = {}
         fake = MemoryTransferServer(made.prefill, network, "p1:0", clock=made.clock, limits=limits)
@@ -122,6 +123,11 @@ async def rig(carrier: Carrier, *, block_bytes: int = 4096, limits: TransferLimi
                 client.close()
         async with asyncio.timeout(PATIENCE_S):
             await made.server.close()
+
+
+def _patient(limits: TransferLimits) -> TransferLimits:
+    """Of a client, whose owner is this process: it may stand still, which for uvloop is time."""
+    return replace(limits, lease_s=PATIENCE_S, release_s=PATIENCE_S)
 
 
 class Pausing:

@@ -93,11 +93,11 @@ async def test_a_sender_that_says_nothing_for_a_lease_is_given_up(budget: int) -
     """Long before the time of the whole fetch: a decode worker does not wait half a minute for a frozen prefill worker."""
     async with rig("tcp") as made:
         ticket, blocks = made.offer(1, 3)
-        proxy = Proxy(made.server.address, budget=budget)
+        proxy, client = Proxy(made.server.address, budget=budget), transfer_client("tcp", limits=FAST)
         async with proxy.running() as address:
             began = asyncio.get_running_loop().time()
             with pytest.raises(FetchTimeout):
-                await made.client.fetch(via(ticket, address), blocks, made.room(1, 3), kv_compat=COMPAT, timeout=60)
+                await client.fetch(via(ticket, address), blocks, made.room(1, 3), kv_compat=COMPAT, timeout=60)
             assert asyncio.get_running_loop().time() - began < 20
 
 

@@ -271,7 +271,8 @@ async def test_a_refusal_reaches_a_client_that_still_sends(path: str, status: in
             assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_a_refusal_does_not_wait_for_a_body_that_does_not_come() -> None:
+async def test_a_refusal_does_not_wait_for_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.edge.api.unread._MOST_S", 60.0)
     async with served(Api()) as server:
         for extra in (b"", b"expect: 100-continue\r\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

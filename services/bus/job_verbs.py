@@ -15,6 +15,7 @@ from services.bus.interface import Msg
 from services.bus.micro_endpoint import Answer, ServiceHandler
 
 Q = TypeVar("Q")
+T = TypeVar("T")
 
 
 def job_verbs(
@@ -34,9 +35,14 @@ def job_verbs(
 def page(process: str, held: Iterable[HeldJob], asked: PageQuestion) -> JobsPage:
     """Those of `held` that come after the page before, as many as were asked for."""
     wanted = [one for one in held if not asked.older_s or (one.age_s is not None and one.age_s >= asked.older_s)]
-    rest = heapq.nsmallest(asked.limit + 1, (one for one in wanted if _key(one) > asked.after), key=_key)
-    shown = rest[: asked.limit]
-    return JobsPage(process=process, jobs=shown, total=len(wanted), next=_key(shown[-1]) if len(rest) > len(shown) else "")
+    shown, more = cut(wanted, _key, asked.after, asked.limit)
+    return JobsPage(process=process, jobs=shown, total=len(wanted), next=more)
+
+
+def cut(items: Iterable[T], key: Callable[[T], str], after: str, limit: int) -> tuple[list[T], str]:
+    """The first `limit` in order of their keys that come after `after`; the key of the last one, "" when there are no more."""
+    rest = heapq.nsmallest(limit + 1, (item for item in items if key(item) > after), key=key)
+    return rest[:limit], key(rest[limit - 1]) if len(rest) > limit else ""
 
 
 def read(data: bytes, kind: type[Q]) -> Q:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 
 from schemas.admin import QuarantinePage, QuarantineQuestion
 from schemas.subjects import Subjects
 from services.bus.drain_verbs import drain_verbs
 from services.bus.interface import Msg
-from services.bus.job_verbs import job_verbs, read
+from services.bus.job_verbs import cut, job_verbs, read
 from services.bus.micro import Service
 from services.bus.micro_endpoint import ServiceHandler
 from services.bus.nats_bus import NatsBus
@@ -62,7 +61,5 @@ def admin_service(
 
 
 def _page(held: dict[str, float], cleared: list[str], asked: QuarantineQuestion) -> QuarantinePage:
-    rest = heapq.nsmallest(asked.limit + 1, (key for key in held if key > asked.after))
-    shown = {key: round(held[key], 1) for key in rest[: asked.limit]}
-    more = max(shown) if len(rest) > len(shown) else ""
-    return QuarantinePage(held=shown, total=len(held), cleared=cleared, next=more)
+    shown, more = cut(held, str, asked.after, asked.limit)
+    return QuarantinePage(held={key: round(held[key], 1) for key in shown}, total=len(held), cleared=cleared, next=more)

@@ -52,10 +52,14 @@ class Operator:
                 statuses[service["id"]] = await self.ask(f"hr.admin.{role}.{service['id']}.status")
         return statuses
 
-    async def ask(self, subject: str) -> dict[str, Any]:
-        answer = await self.client.request(subject, b"{}", timeout=PATIENCE_S)
+    async def ask(self, subject: str, **question: Any) -> dict[str, Any]:
+        answer = await self.client.request(subject, json.dumps(question).encode(), timeout=PATIENCE_S)
         decoded: dict[str, Any] = json.loads(answer.data)
         return decoded
+
+    async def one(self, service: str) -> str:
+        """The process id of a service of this name."""
+        return next(found["id"] for found in await self.services() if found["name"] == f"headrace-{service}")
 
     async def metrics(self, role: str) -> str:
         """Prometheus text of all processes of `role`."""

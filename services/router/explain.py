@@ -35,10 +35,10 @@ from services.router.view import View
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a router saw of the workers when a job came."""
+    """What a router saw of the workers when a job came. `left_out`: candidates that are not listed."""
 
     candidates: tuple[Candidate, ...]
-    passed_over: tuple[PassedOver, ...]
+    passed_over: list[PassedOver]
     left_out: int
 
 
@@ -81,19 +81,19 @@ class Explainer:
             for worker in pool.workers()
             if worker.process not in seen
         ]
-        return Sight(tuple(candidates), tuple(passed_over[:MOST]), left_out + max(0, len(passed_over) - MOST))
+        return Sight(tuple(candidates), passed_over, left_out)
 
     def tell(self, sight: Sight, outcome: Outcome) -> Explanation:
         """What was seen, and what became of the job."""
-        tried = tuple(PassedOver(process=one.worker, why=one.reason) for one in outcome.tried)
+        passed_over = (*(PassedOver(process=one.worker, why=one.reason) for one in outcome.tried), *sight.passed_over)
         why = None if outcome.why is None else _terms(outcome.why)
         seen = Explanation(
             router=self._router,
             outcome="placed",
             why=why,
             candidates=sight.candidates,
-            passed_over=tried + sight.passed_over,
-            left_out=sight.left_out,
+            passed_over=passed_over[:MOST],
+            left_out=sight.left_out + max(0, len(passed_over) - MOST),
         )
         match outcome.answer:
             case Accepted() as accepted:

@@ -73,3 +73,11 @@ async def test_the_job_is_refused_and_its_neighbours_succeed(scripted_stack: Sta
     assert up.said.count("killed by SIGKILL") == said.count("killed by SIGKILL"), "it ran again"
     async with operator(up) as op:
         await op.assert_clean(20.0)
+        edges = [f"hr.admin.edge.{one['id']}.quarantine" for one in await op.services() if one["name"] == "headrace-edge"]
+        held = [set((await op.ask(edge))["held"]) for edge in edges]
+        assert held[0]
+        assert held[0] == held[1]
+        assert set((await op.ask(edges[0], clear="all"))["cleared"]) == held[0]
+        async with asyncio.timeout(15):
+            while (await op.ask(edges[1]))["total"]:  # noqa: ASYNC110 - another process's
+                await asyncio.sleep(0.05)

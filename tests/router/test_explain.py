@@ -13,6 +13,7 @@ from schemas.explanation import MOST, PassedOver
 from schemas.placement import Accepted, Queue, Refused
 from schemas.state import QueueReport, Role
 from services.bus.typed import send
+from services.router.dispatch import NotTaken, Outcome
 from tests.router.fakes import MODEL, SUBJECTS, a_job, a_process
 from tests.router.harness import House
 
@@ -72,6 +73,15 @@ async def test_it_is_bounded(house: House) -> None:
     said = house.routers[0].explainer.answer(a_question())
     assert (len(said.candidates), len(said.passed_over), said.left_out) == (MOST, MOST, 7)
     assert len(encode_json(said)) < 10_000
+
+
+async def test_who_was_asked_and_did_not_take_it_comes_first(house: House) -> None:
+    await house.workers(*[Role.BOTH] * MOST, slots=0)
+    explainer = house.routers[0].explainer
+    tried = tuple(NotTaken(f"w{number}", "busy") for number in range(MOST - 1))
+    said = explainer.tell(explainer.look(a_job()), Outcome(Queue(router="r"), None, tried))
+    assert [one.why for one in said.passed_over] == ["busy"] * (MOST - 1) + ["no_credit"]
+    assert said.left_out == MOST - 1
 
 
 async def test_a_caller_that_asks_hears_it_with_the_answer(house: House) -> None:

@@ -27,9 +27,14 @@ class Precedence:
 
     def others_first(self, job: Job) -> Stays | Refused | None:
         """What `job`, new work, is told instead of being placed now; None when nobody comes before it."""
-        request, now, pools = Request.of(job), self._view.now(), self._view.pools(job.model)
-        free = self._resumes.left_for(job.model, job.tier, pools)
-        taken = len(free) < len(pools) and not isinstance(place(free, request, now, self._random), Pair | Local)
-        if not taken and not self._waiting.ahead_of(job.model, job.tier):
+        request = Request.of(job)
+        if not self.resumes_first(job.model, job.tier, request) and not self._waiting.ahead_of(job.model, job.tier):
             return None
-        return nobody(self._view, job, place(pools, request, now, self._random)) or Stays("others_wait")
+        decision = place(self._view.pools(job.model), request, self._view.now(), self._random)
+        return nobody(self._view, job, decision) or Stays("others_wait")
+
+    def resumes_first(self, model: str, tier: str, request: Request) -> bool:
+        """Resumed jobs of `tier` or higher ones wait for the workers that could take `request`, and there are no others."""
+        pools = self._view.pools(model)
+        free = self._resumes.left_for(model, tier, pools)
+        return len(free) < len(pools) and not isinstance(place(free, request, self._view.now(), self._random), Pair | Local)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Set
+from collections.abc import Set
 from contextlib import suppress
 from random import Random
 
@@ -20,9 +20,8 @@ from services.router.entry import Entry
 from services.router.lanes import Tiers, charge, next_turn, note
 from services.router.placement import Local, Pair, place
 from services.router.placement_request import Request
-from services.router.placement_workers import Pool
+from services.router.precedence import Precedence
 from services.router.pulled import Pulled
-from services.router.resumes import Resumes
 from services.router.tasks import Tasks
 from services.router.view import View
 from services.router.waiting import Lanes, Waiting
@@ -30,6 +29,8 @@ from services.telemetry.logs import AtMost, fields
 
 EXPECTING_S = 0.01
 """Between two looks for a job that was just told to queue: it is on its way."""
+SHORT = Request(tokens=1)
+"""What a job is at least: whoever has no credit for it has none at all."""
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +44,7 @@ class QueuePath:
         view: View,
         waiting: Waiting,
         pulled: Pulled,
-        resumes: Resumes,
+        precedence: Precedence,
         entry: Entry,
         clock: Clock,
         random: Random,
@@ -54,7 +55,7 @@ class QueuePath:
         self._view = view
         self._waiting = waiting
         self._pulled = pulled
-        self._resumes = resumes
+        self._precedence = precedence
         self._entry = entry
         self._clock = clock
         self._random = random
@@ -116,13 +117,13 @@ class QueuePath:
     async def _round(self, model: str) -> None:
         """One job after another while credit is in view. A lane whose first job nobody takes is passed over in this round."""
         passed: set[tuple[str, int]] = set()
-        while not self._stopping and self._takes(self._view.pools(model)):
+        while not self._stopping and self._credit(model):
             lanes, now = self._waiting.lanes(model), self._clock.monotonic()
             self._tiers[model] = note(self._tiers.get(model, {}), lanes, now)
             turn = next_turn(self._tiers[model], _without(lanes, passed), now)
             if turn is None:
                 return
-            if not self._may_have(model, turn.tier):
+            if self._precedence.resumes_first(model, turn.tier, SHORT):
                 passed.add((turn.tier, turn.lane))
                 continue
             token = model_token(model)
@@ -135,15 +136,9 @@ class QueuePath:
             else:
                 self._tiers[model] = charge(turn.tiers, turn.tier, turn.lane, tokens)
 
-    def _may_have(self, model: str, tier: str) -> bool:
-        """Of those with credit somebody may take a job of `tier`, which leaves to resumed jobs what they wait for."""
-        pools = self._view.pools(model)
-        free = self._resumes.left_for(model, tier, pools)
-        return len(free) == len(pools) or self._takes(free)
-
-    def _takes(self, pools: Collection[Pool]) -> bool:
+    def _credit(self, model: str) -> bool:
         """Somebody would take a short job."""
-        return isinstance(place(pools, Request(tokens=1), self._view.now(), self._random), Pair | Local)
+        return isinstance(place(self._view.pools(model), SHORT, self._view.now(), self._random), Pair | Local)
 
     def _unreachable(self, error: BusUnavailable) -> None:
         if self._may_log() is not None:

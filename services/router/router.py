@@ -81,7 +81,9 @@ class Router:
         dispatcher = Dispatcher(bus, subjects, self.view, self.index, cancelled, random)
         pulled = Pulled(dispatcher, cancelled, self.edges, self.waiting, self.drained, refusals, self.entry, within)
         poll_s = settings.router.queue_poll_s
-        self.queue_path = QueuePath(queue, subjects, self.view, self.waiting, pulled, resumes, self.entry, clock, random, poll_s)
+        self.queue_path = QueuePath(
+            queue, subjects, self.view, self.waiting, pulled, precedence, self.entry, clock, random, poll_s
+        )
         self.submits = Submits(
             bus, self.waiting, dispatcher, resumes, self.entry, precedence, self.explainer, within, self.queue_path.wake
         )

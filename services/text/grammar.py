@@ -3,6 +3,9 @@
 Owns llguidance (https://github.com/guidance-ai/llguidance), its options and its limits. Compiling is pure, blocks the caller and
 holds no GIL; `grammar_cache` does it off the event loop. Invariant: whatever the source, it ends in bounded time and memory,
 fetches nothing, and what it refuses it refuses with a text that may be shown to the caller.
+
+The library is imported where it is used: a worker whose engine keeps to grammars by itself starts without it, or beside a version
+that we cannot use (TensorRT-LLM pins 0.7.29).
 """
 
 from __future__ import annotations
@@ -12,11 +15,10 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-
 from schemas.job import Grammar
 
 if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
 KINDS = ("json_object", "json_schema", "regex", "grammar")
@@ -32,10 +34,8 @@ _OPTIONS: JsonCompileOptions = {
     "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}",  # a model that falls into blanks would fill its whole answer with them
 }
 """Ours win over a schema's own `x-guidance`."""
-_LIMITS = LLParserLimits(
-    max_lexer_states=16_384,  # 1-2 kB each, in every choice that runs
-    verbose_errors=False,  # the parser's state helps nobody outside
-)
+_MAX_LEXER_STATES = 16_384
+"""1-2 kB each, in every choice that runs."""
 _STEPS = 4
 _log = logging.getLogger(__name__)
 
@@ -63,20 +63,28 @@ def model_vocabulary(tokenizer: str, size: int, eos_ids: frozenset[int]) -> LLTo
 
     `size`: ids a row of logits has. Raises ValueError.
     """
+    from llguidance import LLTokenizer
+
     return LLTokenizer(tokenizer, n_vocab=size, eos_token=sorted(eos_ids))
 
 
 def byte_vocabulary() -> LLTokenizer:
     """A vocabulary of the 256 bytes: cheap, and enough to judge a grammar that names no token."""
+    from llguidance import LLTokenizer
+
     return LLTokenizer("byte")
 
 
 def compile_grammar(grammar: Grammar, vocabulary: LLTokenizer) -> CompiledGrammar | BadGrammar:
     """Takes a millisecond for usual schemas and about a second for the worst found. Raises nothing."""
+    from llguidance import LLMatcher, LLParserLimits
+
     if len(grammar.source) > MAX_SOURCE:
         return BadGrammar(f"it is longer than {MAX_SOURCE} characters")
     try:
-        matcher = LLMatcher(vocabulary, _text(grammar), log_level=0, limits=_LIMITS)
+        # The parser's state, which verbose errors show, helps nobody outside.
+        limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+        matcher = LLMatcher(vocabulary, _text(grammar), log_level=0, limits=limits)
         error = matcher.get_error() or _first_steps(matcher.deep_copy())
     except ValueError as invalid:
         error = str(invalid)
@@ -100,6 +108,8 @@ def _first_steps(matcher: LLMatcher) -> str:
 
 def _text(grammar: Grammar) -> str:
     """In llguidance's own form. Raises ValueError."""
+    from llguidance import LLMatcher
+
     match grammar.kind:
         case "json_object":
             return LLMatcher.grammar_from_json_schema(_ANY_OBJECT, overrides=_OPTIONS)

@@ -11,11 +11,13 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-
-from llguidance import LLTokenizer
+from typing import TYPE_CHECKING
 
 from schemas.job import Grammar
 from services.text.grammar import BadGrammar, CompiledGrammar, compile_grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 Compiled = CompiledGrammar | BadGrammar
 BUDGET_S = 5.0

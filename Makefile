@@ -48,7 +48,7 @@ format: $(VENV)/.dev
 	$(RUN) -m ruff format .
 
 model: $(VENV)/.dev
-	@$(RUN) -m services.cli.main model fetch
+	@$(RUN) -m services.cli.main models pull
 
 # After a change of pyproject.toml: the versions that are installed now become the pinned ones.
 constraints: $(VENV)/.dev

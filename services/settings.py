@@ -33,6 +33,7 @@ LARGEST = 2**31 - 1
 """No count of ours is larger, so that each fits into any message."""
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+STORE_SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "file")
 _OTHER_VARIABLES = frozenset({"HEADRACE_CONFIG", "HEADRACE_URL"})
 
 
@@ -209,6 +210,38 @@ class WorkerSettings(_Section):
     drain_timeout_s: Seconds = 30.0
 
 
+class StoreSettings(_Section):
+    """Where models are fetched from when a process starts. `url`: a place that holds one folder a model (s3://bucket/prefix,
+    gs://…, az://…, file:///… or an absolute path); "" = models are on this machine. Credentials and endpoints come from the
+    environment, as the cloud's own tools read them.
+
+    `stall_s`: a read that brings nothing for so long is made again. `retry_s`: trouble that lasts longer ends the start, and so
+    does a fetch that takes longer than `deadline_s`; the next start goes on where it ended. `parallel`: reads at once.
+    """
+
+    url: str = ""
+    stall_s: Seconds = 15.0
+    retry_s: Seconds = 60.0
+    deadline_s: Seconds = 3600.0
+    parallel: int = Field(8, ge=1, le=256)
+
+    @field_validator("url")
+    @classmethod
+    def _is_a_place(cls, url: str) -> str:
+        parts = urlsplit(url)  # raises ValueError
+        if not url or (not parts.scheme and url.startswith("/")):
+            return url
+        if parts.scheme not in STORE_SCHEMES:
+            raise ValueError(f"a URL of {', '.join(STORE_SCHEMES)}, or an absolute path")
+        if parts.query or parts.fragment or "@" in parts.netloc:
+            raise ValueError("no credentials and no query: those come from the environment")
+        if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
+            raise ValueError("file:///absolute/path")
+        if parts.scheme != "file" and not parts.netloc:
+            raise ValueError(f"{parts.scheme}://bucket/prefix")
+        return url.rstrip("/")
+
+
 class Settings(BaseSettings):
     """`model`: what a worker computes. `models`: all that edges serve, when there are several; the first is the default.
 
@@ -230,6 +263,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     scripted: ScriptedSettings = ScriptedSettings()
     trtllm: TrtllmSettings = TrtllmSettings()
+    store: StoreSettings = StoreSettings()
     selection: SelectionSettings = SelectionSettings()
 
     @field_validator("models", mode="before")
@@ -275,11 +309,14 @@ class Settings(BaseSettings):
         return tuple(model_path(self.home_dir, model).resolve().name for model in self.served)
 
 
+def is_folder(model: str) -> bool:
+    """Whether a model is given as a path, and not by its name."""
+    return os.sep in model or model.startswith((".", "~"))
+
+
 def model_path(home: Path, model: str) -> Path:
     """Where a model lies or will lie: a name is looked up under `home`, anything with a slash is a folder."""
-    if os.sep in model or model.startswith((".", "~")):
-        return Path(model).expanduser()
-    return home / "models" / model
+    return Path(model).expanduser() if is_folder(model) else home / "models" / model
 
 
 def load() -> Settings:

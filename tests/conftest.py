@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from tests.models_fixture import default_model
 from tests.nats_fixture import NatsCluster, NatsServer
 from tests.postgres_fixture import MISSING, Postgres, binaries
+from tests.s3_fixture import S3, MotoServer
 from tests.steady_time import steady_time
 
 __all__ = ["default_model"]
@@ -70,6 +71,16 @@ def postgres() -> Iterator[Postgres]:
         yield server
     finally:
         server.remove()
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """One server for all tests; each makes a bucket of its own."""
+    server = MotoServer(tmp_path_factory.mktemp("s3"))
+    try:
+        yield server.start()
+    finally:
+        server.kill()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

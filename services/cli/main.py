@@ -19,6 +19,7 @@ from schemas.job import Tier
 from schemas.state import Role
 from services.cli.failure import EXIT_FAILED, EXIT_USAGE, CommandError
 from services.clock import SystemClock
+from services.models.errors import ModelError
 from services.settings import Settings, SettingsError, load
 
 EXIT_INTERRUPTED = 130
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command(arguments)
     except SettingsError as error:
         return _fail(error, EXIT_USAGE)
-    except (CommandError, OSError) as error:  # a full disk says it well enough itself
+    except (CommandError, ModelError, OSError) as error:  # a full disk says it well enough itself
         return _fail(error, EXIT_FAILED)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -78,14 +79,23 @@ def parser() -> argparse.ArgumentParser:
     _service(commands, "router", "run one router", _router)
     _service(commands, "edge", "run one HTTP edge", _edge)
 
-    model = commands.add_parser("model", help="models on this machine").add_subparsers(metavar="action", required=True)
-    fetch = _command(model, "fetch", "download and convert a model unless it is here", _model_fetch)
-    fetch.add_argument("known", nargs="?", metavar="model", help="a known model (HEADRACE_MODEL, or all of HEADRACE_MODELS)")
+    _model_commands(commands)
     verify = _command(commands, "verify", "compare an installed engine with what its adapter relies on", _verify)
     verify.add_argument("engine", choices=["trtllm"])
     verify.add_argument("--package", metavar="FOLDER", help="of the package (where Python would find it)")
     _key_commands(commands)
     return top
+
+
+def _model_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    about = "models on this machine, and in the store (HEADRACE_STORE__URL)"
+    models = commands.add_parser("models", help=about, description=about).add_subparsers(metavar="action", required=True)
+    pull = _command(models, "pull", "put a model on this machine unless it is here", _models("pull"))
+    pull.add_argument("model", nargs="?", help="a model of the store; without a store, one that Headrace knows (HEADRACE_MODEL)")
+    push = _command(models, "push", "put a model of this machine into the store", _models("push"))
+    push.add_argument("model", nargs="?", help="its name, or a folder in Hugging Face layout (HEADRACE_MODEL)")
+    push.add_argument("--name", help="what to call it there (its own name)")
+    _command(models, "list", "list them, with their size and the identity of their weights", _models("show"))
 
 
 def _key_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -138,12 +148,6 @@ def _chat(arguments: argparse.Namespace) -> int:
     return run(arguments)
 
 
-def _model_fetch(arguments: argparse.Namespace) -> int:
-    from services.cli.model import fetch
-
-    return fetch(load(), arguments.known)
-
-
 def _verify(arguments: argparse.Namespace) -> int:
     from services.cli.verify import run
 
@@ -179,6 +183,16 @@ def _keys(action: str) -> Command:
         from services.cli import keys
 
         command: Callable[[argparse.Namespace, Settings], int] = getattr(keys, action)
+        return command(arguments, _settings(arguments))
+
+    return run
+
+
+def _models(action: str) -> Command:
+    def run(arguments: argparse.Namespace) -> int:
+        from services.cli import models
+
+        command: Callable[[argparse.Namespace, Settings], int] = getattr(models, action)
         return command(arguments, _settings(arguments))
 
     return run

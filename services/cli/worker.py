@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import platform
+from random import SystemRandom
 
 from schemas.state import Role
 from schemas.subjects import WORKERS_BUCKET, Subjects
+from services.bus.interface import Bus
 from services.bus.jetstream import JetStream
 from services.bus.kv_registry import KvRegistry
 from services.bus.micro import Service
 from services.bus.service_connection import connect_service
 from services.bus.typed import Refusals
-from services.clock import SystemClock
+from services.clock import Clock, SystemClock
 from services.decode.decode import Decode
 from services.engine.build import build_engine
 from services.kv.transfer.auto import nixl_agent, open_carriers, transfer_client
 from services.kv.transfer.server import SocketTransferServer
-from services.models.store import ModelStore
+from services.models.obtain import obtain, unless_stopped
+from services.models.progress import Logged
+from services.models.store import ModelFiles
 from services.prefill.prefill import Prefill
 from services.settings import Settings, SettingsError, WorkerSettings
+from services.telemetry import names
 from services.telemetry.loop_lag import record_loop_lag
 from services.telemetry.metrics import Metrics
+from services.worker.loading import answering
 from services.worker.service import Phase, run
 from services.worker.worker import Worker
+
+_log = logging.getLogger("headrace.worker")
 
 
 async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Event) -> None:
@@ -31,33 +40,52 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
     clock, metrics = SystemClock(), Metrics.collecting(process)
     nixl = nixl_agent(settings.worker.transfer)
     client = transfer_client(settings.worker.transfer, nixl)
-    files = ModelStore(settings.home_dir).open(settings.model, weights=settings.worker.engine != "scripted")
-    engine = build_engine(files, settings, clock, role)
-    await engine.warm_up()
     nats = settings.nats
     bus = await connect_service(settings, process, role, clock, metrics)
-    worker = Worker(bus, Subjects(nats.prefix), engine, role, clock, metrics, platform.node())
-    server = SocketTransferServer(engine.pool, clock=clock)
-    phases: list[Phase] = []
-    if role is not Role.DECODE:
-        phases.append(Prefill(worker, engine, server, client).start)
-    if role is not Role.PREFILL:
-        phases.append(Decode(worker, engine, client, server).start)
-    await _listen(server, settings.worker)
-    if engine.pool.block_bytes:  # else the engine moves its KV itself
-        await open_carriers(server, settings.worker.transfer, nixl)
-    refusals = Refusals(metrics, clock)
-    registry = KvRegistry(JetStream(bus, replicas=nats.replicas), WORKERS_BUCKET)
-    service = Service(bus, f"headrace-{role}", "0.1.0", f"Headrace {role} worker", {"model": settings.model})
-    worker.spawn(record_loop_lag(metrics, clock.monotonic), "loop lag")
     try:
-        await run(worker, phases, refusals, registry, service, stop, settings.worker.drain_timeout_s)
+        files = await unless_stopped(stop, _obtain(settings, bus, role, clock, metrics))
+        if files is None:  # told to stop before there was anything to serve
+            return
+        began = clock.monotonic()
+        engine = build_engine(files, settings, clock, role)
+        await engine.warm_up()
+        loaded = clock.monotonic() - began
+        metrics.gauge(names.MODEL_LOAD_TIME, lambda: loaded)
+        worker = Worker(bus, Subjects(nats.prefix), engine, role, clock, metrics, platform.node())
+        server = SocketTransferServer(engine.pool, clock=clock)
+        phases: list[Phase] = []
+        if role is not Role.DECODE:
+            phases.append(Prefill(worker, engine, server, client).start)
+        if role is not Role.PREFILL:
+            phases.append(Decode(worker, engine, client, server).start)
+        await _listen(server, settings.worker)
+        if engine.pool.block_bytes:  # else the engine moves its KV itself
+            await open_carriers(server, settings.worker.transfer, nixl)
+        refusals = Refusals(metrics, clock)
+        registry = KvRegistry(JetStream(bus, replicas=nats.replicas), WORKERS_BUCKET)
+        service = _service(bus, role, settings.model)
+        worker.spawn(record_loop_lag(metrics, clock.monotonic), "loop lag")
+        try:
+            await run(worker, phases, refusals, registry, service, stop, settings.worker.drain_timeout_s)
+        finally:
+            await server.close()
     finally:
-        await server.close()
         client.close()
         if nixl is not None:
             nixl.close()
         await bus.drain(2.0)
+
+
+async def _obtain(settings: Settings, bus: Bus, role: Role, clock: Clock, metrics: Metrics) -> ModelFiles:
+    """The model's files, and meanwhile an answer to whoever asks why this worker is not there yet."""
+    progress, weights = Logged(_log, clock), settings.worker.engine != "scripted"
+    subject = Subjects(settings.nats.prefix).admin(role, bus.process, "status")
+    async with answering(_service(bus, role, settings.model), subject, settings.model, progress):
+        return await obtain(settings, progress, clock, SystemRandom(), metrics, weights=weights)
+
+
+def _service(bus: Bus, role: Role, model: str) -> Service:
+    return Service(bus, f"headrace-{role}", "0.1.0", f"Headrace {role} worker", {"model": model})
 
 
 async def _listen(server: SocketTransferServer, worker: WorkerSettings) -> None:

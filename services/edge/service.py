@@ -39,7 +39,8 @@ from services.edge.store.records import Retention
 from services.edge.store.usage import SqlUsageStore
 from services.edge.tenant import server_secret, tenant
 from services.edge.text_model import TextModel
-from services.models.store import ModelStore
+from services.models.obtain import obtain, unless_stopped
+from services.models.progress import Logged
 from services.settings import EdgeSettings, Settings
 from services.telemetry import names
 from services.telemetry.logs import fields
@@ -58,7 +59,9 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
     edge, nats = settings.edge, settings.nats
     free_port(edge.host, edge.port)
     clock, random, metrics = SystemClock(), SystemRandom(), Metrics.collecting(process)
-    texts = _load(settings, clock)
+    texts = await unless_stopped(stop, _load(settings, clock, random, metrics))
+    if texts is None:  # told to stop before there was anything to serve
+        return
     text = next(iter(texts.values()))
     secret = server_secret(settings.home_dir)
     whose, quarantine = partial(tenant, secret), Quarantine(clock, secret)

@@ -9,3 +9,15 @@ class ModelError(Exception):
 
 class GGUFError(ModelError):
     """A file is not GGUF as we read it: broken, cut short, or of a kind we do not support."""
+
+
+class Missing(ModelError):
+    """An object is not in the store."""
+
+
+class Forbidden(ModelError):
+    """The store does not let us: credentials are missing, wrong or too weak."""
+
+
+class Trouble(ModelError):
+    """The store did not answer, or not as it should. It may next time."""

@@ -51,12 +51,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def summarise(config: Path, files: Sequence[Path], *, source: str = "", converter: int = 0) -> Manifest:
     """Reads every byte of `files` once. Raises `ModelError` for an unreadable config, OSError for unreadable files."""
-    sums = tuple(_sum(file) for file in files)
+    return identify(config, [_sum(file) for file in files], source=source, converter=converter)
+
+
+def identify(config: Path, sums: Sequence[FileSum], *, source: str = "", converter: int = 0) -> Manifest:
+    """The manifest of files whose checksums are known, in the order in which they are loaded. Raises as `summarise`."""
     digest = config_digest(config)
     identity = hashlib.blake2b(digest.encode(), digest_size=16)
     for item in sums:
         identity.update(f"\n{item.name} {item.bytes} {item.xxh3_64}".encode())
-    return Manifest(weights=identity.hexdigest(), config=digest, files=sums, source=source, converter=converter)
+    return Manifest(weights=identity.hexdigest(), config=digest, files=tuple(sums), source=source, converter=converter)
 
 
 def config_digest(path: Path) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TextIO
 
+from services.clock import Clock
+from services.telemetry.logs import AtMost, fields
+
+LOG_EVERY_S = 5.0
 Advance = Callable[[int], None]
 
 
@@ -18,8 +23,12 @@ class Progress(Protocol):
 
     def say(self, line: str) -> None: ...
 
+    def warn(self, line: str) -> None:
+        """Something is wrong that may pass."""
+        ...
+
     def bar(self, label: str, total: int) -> AbstractContextManager[Advance]:
-        """A bar of `total` bytes; the function it gives moves it by so many bytes."""
+        """A bar of `total` bytes; the function it gives moves it by so many bytes, back if need be."""
         ...
 
 
@@ -29,6 +38,9 @@ class Silent:
     interactive = False
 
     def say(self, line: str) -> None:
+        """Ignored."""
+
+    def warn(self, line: str) -> None:
         """Ignored."""
 
     @contextmanager
@@ -46,6 +58,9 @@ class Terminal:
     def say(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
 
+    def warn(self, line: str) -> None:
+        self.say(line)
+
     @contextmanager
     def bar(self, label: str, total: int) -> Iterator[Advance]:
         if not self.interactive:
@@ -55,3 +70,40 @@ class Terminal:
 
         with tqdm(total=total, desc=label, unit="B", unit_scale=True, file=self._stream) as bar:
             yield lambda count: bar.update(count) and None
+
+
+class Logged:
+    """Lines of the log, and numbers for whoever asks meanwhile: what is done now, how far it is, what was wrong last.
+
+    `trouble` is forgotten as soon as something moves.
+    """
+
+    interactive = False
+
+    def __init__(self, log: logging.Logger, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+        self.doing = ""
+        self.done = self.total = 0
+        self.trouble = ""
+
+    def say(self, line: str) -> None:
+        self._log.info("%s", line)
+
+    def warn(self, line: str) -> None:
+        self._log.warning("%s", line)
+        self.trouble = line
+
+    @contextmanager
+    def bar(self, label: str, total: int) -> Iterator[Advance]:
+        self.doing, self.done, self.total = label, 0, total
+        began, may_log = self._clock.monotonic(), AtMost(self._clock.monotonic, LOG_EVERY_S)
+
+        def advance(count: int) -> None:
+            self.done += count
+            self.trouble = ""
+            if may_log() is not None:
+                self._log.info("%s", label, extra=fields(mb=round(self.done / 1e6), of=round(total / 1e6)))
+
+        yield advance
+        self._log.info("%s: done", label, extra=fields(mb=round(total / 1e6), s=round(self._clock.monotonic() - began, 1)))

@@ -1,6 +1,7 @@
 """The models on this machine: a name or a folder → files ready to load.
 
-Owns `<home>/models/`. Reads only safetensors, JSON and text; files that could run code when loaded are refused by name.
+Owns `<home>/models/`, reads `<home>/pulled/` (`services.models.place`) as well. Reads only safetensors, JSON and text; files that
+could run code when loaded are refused by name.
 Invariant: `open` never downloads, and what `ensure` leaves under a model's name is whole, also when a start is killed.
 """
 
@@ -20,8 +21,9 @@ from services.models.catalog import CATALOG, Download, KnownModel
 from services.models.errors import ModelError
 from services.models.lock import exclusive
 from services.models.manifest import MANIFEST, Manifest, read_manifest, summarise, write_manifest
+from services.models.place import Place
 from services.models.progress import Progress
-from services.settings import model_path
+from services.settings import is_folder, model_path
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -63,10 +65,15 @@ class ModelStore:
         self._download = download
 
     def path(self, name: str) -> Path:
-        """Where model `name` lies or will lie: `services.settings.model_path`. Raises `ModelError` for an empty name."""
+        """Where model `name` lies or will lie: `services.settings.model_path`, or where it was pulled to. Raises `ModelError` for an
+        empty name."""
         if not name:
             raise ModelError("the model's name is empty")
-        return model_path(self._home, name)
+        own = model_path(self._home, name)
+        if is_folder(name) or own.is_dir():
+            return own
+        pulled = Place(self._home, name).current
+        return pulled.resolve() if pulled.is_dir() else own
 
     def ensure(self, name: str, progress: Progress) -> ModelFiles:
         """`open`, after fetching and converting the model if it is one Headrace knows and it is not here yet.
@@ -78,7 +85,7 @@ class ModelStore:
             return self.open(name)
         if (files := self._current(known)) is not None:
             return files
-        folder = self.path(name)
+        folder = self._home / "models" / name
         self._make_folder(folder.parent)
         with exclusive(folder.with_name(f".{name}.lock"), self._clock, progress, limit_s=_LOCK_LIMIT_S):
             if (files := self._current(known)) is None:  # another process may have made it while we waited
@@ -94,22 +101,26 @@ class ModelStore:
         folder = self.path(name)
         if not folder.is_dir():
             raise ModelError(f"there is no model {name!r} at {folder}; {self._hint()}")
+        return self.open_folder(folder, model_path(self._home, name).resolve().name, weights=weights)
+
+    def open_folder(self, folder: Path, name: str, *, weights: bool = True) -> ModelFiles:
+        """`open` for a folder that is known to be there, under the name that the model shall have."""
         config, tokenizer = folder / "config.json", folder / "tokenizer.json"
         for needed in (config, tokenizer):
             if not needed.is_file():
                 raise ModelError(f"{folder} has no {needed.name}: a model folder in Hugging Face layout has one")
-        files = _weight_files(folder) if weights else ()
+        files = weight_files(folder) if weights else ()
         try:
             identity = self._manifest(folder, config, files).weights
         except OSError as error:
             raise ModelError(f"cannot read the model in {folder}: {error.strerror}") from None
-        return ModelFiles(folder.resolve().name, folder, config, tokenizer, _chat_template(folder), files, identity)
+        return ModelFiles(name, folder, config, tokenizer, _chat_template(folder), files, identity)
 
     def _current(self, known: KnownModel) -> ModelFiles | None:
         """The known model if it is here, whole, and made by this version of the converter."""
         from services.models.fetch import CONVERTER  # imports what only the machine that converts needs
 
-        manifest = read_manifest(self.path(known.name) / MANIFEST)
+        manifest = read_manifest(self._home / "models" / known.name / MANIFEST)
         if manifest is None or (manifest.source, manifest.converter) != (known.gguf_sha256, CONVERTER):
             return None
         try:
@@ -159,8 +170,8 @@ class ModelStore:
         return f"known models: {', '.join(sorted(self._catalog))}; or give a folder in Hugging Face layout"
 
 
-def _weight_files(folder: Path) -> tuple[Path, ...]:
-    """The single safetensors file, or all shards the index names."""
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The single safetensors file, or all shards the index names. Raises `ModelError`."""
     if (folder / _INDEX).is_file():
         names = _shards(folder / _INDEX)
     elif (folder / _SINGLE).is_file():

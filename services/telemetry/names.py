@@ -75,6 +75,8 @@ HANDOFF_TIME = _histogram("headrace_handoff_seconds", "From the offer of KV bloc
 KV_FETCHES = _counter("headrace_kv_fetches_total", "Times prefill asked a decode worker for cached KV blocks, by outcome.")
 KV_BLOCKS_FETCHED = _counter("headrace_kv_blocks_fetched_total", "Cached KV blocks that prefill fetched from decode.")
 
+MODEL_FETCH_TIME = _gauge("headrace_model_fetch_seconds", "Seconds this process took to fetch and check its model.")
+MODEL_LOAD_TIME = _gauge("headrace_model_load_seconds", "Seconds this worker took from the files to its engine.")
 ENGINE_STEP_TIME = _histogram("headrace_engine_step_seconds", "One engine step.", _TOKEN)
 DRAFT_TOKENS = _counter("headrace_spec_decode_draft_tokens_total", "Tokens guessed ahead by speculative decoding.")
 ACCEPTED_TOKENS = _counter("headrace_spec_decode_accepted_tokens_total", "Guessed tokens that were right.")

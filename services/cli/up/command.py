@@ -24,7 +24,7 @@ from schemas.subjects import Subjects
 from services.bus.dialect import Dialect
 from services.bus.nats_bus import Credentials, connect
 from services.cli.failure import CommandError
-from services.cli.model import prepare
+from services.cli.models import prepare
 from services.cli.up import nats
 from services.cli.up.credentials import load_or_create
 from services.cli.up.development_key import development_key

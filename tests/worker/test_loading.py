@@ -1,0 +1,39 @@
+"""A worker whose model is on its way answers what it is at, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from schemas.errors import NoResponders
+from services.bus.memory import MemoryBroker, MemoryBus
+from services.bus.micro import Service
+from services.clock import ManualClock
+from services.models.progress import Logged
+from services.worker.loading import answering
+
+SUBJECT = "hr.admin.decode.d1.status"
+
+
+async def test_the_status_of_a_worker_that_waits_for_its_model() -> None:
+    broker = MemoryBroker()
+    bus, caller = MemoryBus(broker, "d1"), MemoryBus(broker, "someone")
+    progress = Logged(logging.getLogger("test"), ManualClock())
+
+    async def asked() -> Any:
+        return json.loads((await caller.request(SUBJECT, b"{}", timeout=5)).data)["loading"]
+
+    async with answering(Service(bus, "headrace-decode", "0.1.0", "d"), SUBJECT, "tiny", progress):
+        assert await asked() == {"model": "tiny", "doing": "looking for the model", "done": 0, "total": 0, "trouble": ""}
+        with progress.bar("Fetching tiny", 100) as advance:
+            advance(40)
+            assert await asked() == {"model": "tiny", "doing": "Fetching tiny", "done": 40, "total": 100, "trouble": ""}
+            progress.warn("s3://b: 503 SlowDown; asking again")
+            assert (await asked())["trouble"] == "s3://b: 503 SlowDown; asking again"
+            advance(1)
+            assert (await asked())["trouble"] == ""
+    with pytest.raises(NoResponders):
+        await caller.request(SUBJECT, b"{}", timeout=5)

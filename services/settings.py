@@ -246,7 +246,8 @@ class Settings(BaseSettings):
     """`model`: what a worker computes. `models`: all that edges serve, when there are several; the first is the default.
 
     `schema_version`: the newest message version this process reads and writes. Before a fleet goes back to the build
-    before this one, set it to that build's everywhere."""
+    before this one, set it to that build's everywhere. `alive_file`: touched every 2 s by the event loop of a service,
+    for health checks of containers."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True
@@ -256,6 +257,7 @@ class Settings(BaseSettings):
     model: str = "smollm2-135m-instruct"
     models: Annotated[tuple[str, ...], NoDecode] = ()
     schema_version: int = Field(SCHEMA, ge=OLDEST_SCHEMA, le=SCHEMA)
+    alive_file: Path | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     nats: NatsSettings = NatsSettings()
     edge: EdgeSettings = EdgeSettings()

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import uvloop
 
@@ -26,6 +27,7 @@ Serve = Callable[[Settings, str, asyncio.Event], Awaitable[None]]
 
 _EXPECTED = (HeadraceError, ModelError, CommandError, OSError)
 """What a sentence explains better than a traceback."""
+ALIVE_EVERY_S = 2.0
 _log = logging.getLogger("headrace.process")
 
 
@@ -59,4 +61,24 @@ async def _until_stopped(serve: Serve, settings: Settings, process: str) -> None
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    await serve(settings, process, stop)
+    living = asyncio.create_task(_show_life(settings.alive_file))
+    try:
+        await serve(settings, process, stop)
+    finally:
+        living.cancel()
+        await asyncio.gather(living, return_exceptions=True)
+
+
+async def _show_life(path: Path | None) -> None:
+    """The file's date is the last time at which the event loop turned."""
+    while path is not None:
+        _touch(path)
+        await asyncio.sleep(ALIVE_EVERY_S)
+
+
+def _touch(path: Path) -> None:
+    """On the event loop, which is what it shows. A file that cannot be touched is told of, and grows old."""
+    try:
+        path.touch()
+    except OSError as error:
+        _log.warning("alive_file: %s: %s", path, error.strerror)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+
+from services.cli.process import ALIVE_EVERY_S
 
 HEAD = """
 import asyncio, sys
@@ -22,10 +27,16 @@ TAIL = "\nsys.exit(run(serve, Settings(), 'r1-0k3v9x00abcde'))\n"
 
 
 @contextmanager
-def service(body: str) -> Iterator[subprocess.Popen[str]]:
+def service(body: str, **settings: str) -> Iterator[subprocess.Popen[str]]:
     """A process whose service does `body`; it has started."""
     source = HEAD + "".join(f"    {line}\n" for line in body.splitlines()) + TAIL
-    with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", source],
+        env={**os.environ, **settings},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "r1-0k3v9x00abcde\n"
         try:
@@ -75,3 +86,29 @@ def test_a_bug_is_logged_with_its_traceback_on_one_line() -> None:
     assert err.count("\n") == 1
     assert "Traceback" in err
     assert "ZeroDivisionError" in err
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_service_shows_that_its_event_loop_turns(tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+    with service("await stop.wait()", HEADRACE_ALIVE_FILE=str(alive)):
+        wait_until(alive.exists)
+        os.utime(alive, (1, 1))
+        wait_until(lambda: alive.stat().st_mtime > 1)
+
+
+def test_a_service_whose_event_loop_stands_still_shows_no_life(tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+    body = "await asyncio.sleep(0.1)\nimport time\nprint('hangs', flush=True)\ntime.sleep(600)"
+    with service(body, HEADRACE_ALIVE_FILE=str(alive)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "hangs\n"
+        os.utime(alive, (1, 1))
+        time.sleep(2 * ALIVE_EVERY_S)
+        assert alive.stat().st_mtime == 1

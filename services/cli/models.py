@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 
@@ -19,6 +18,9 @@ from services.models.push import push as publish
 from services.models.store import ModelFiles, ModelStore
 from services.settings import Settings
 from services.telemetry.metrics import Metrics
+
+Row = tuple[str, str, str, str]
+"""Name, where, size, identity of the weights."""
 
 
 def pull(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -47,9 +49,9 @@ def show(arguments: argparse.Namespace, settings: Settings) -> int:
         rows += asyncio.run(_stored(settings))
     if not rows:
         print("no models: `headrace models pull` fetches one")
-    widths = [max(len(cell) for cell in column) for column in zip(*(row.cells for row in rows), strict=True)]
-    for row in sorted(rows, key=lambda row: row.cells):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row.cells, widths, strict=True)).rstrip())
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in sorted(rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     return 0
 
 
@@ -63,20 +65,14 @@ def prepare(settings: Settings, progress: Progress, *, weights: bool) -> ModelFi
     return store.ensure(settings.model, progress)
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    cells: tuple[str, str, str, str]
-    """Name, where, size, weights."""
-
-
-def _here(home: Path) -> list[_Row]:
+def _here(home: Path) -> list[Row]:
     folders = [(folder.name, folder) for folder in _folders(home / "models")]
     folders += [(folder.name, folder / "current") for folder in _folders(home / "pulled") if (folder / "current").is_dir()]
     rows = []
     for name, folder in folders:
         manifest = read_manifest(folder / MANIFEST)
         size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-        rows.append(_Row((name, "here", _size(size), manifest.weights if manifest else "-")))
+        rows.append((name, "here", _size(size), manifest.weights if manifest else "-"))
     return rows
 
 
@@ -84,16 +80,16 @@ def _folders(parent: Path) -> list[Path]:
     return [entry for entry in parent.iterdir() if entry.is_dir() and entry.name[0] != "."] if parent.is_dir() else []
 
 
-async def _stored(settings: Settings) -> list[_Row]:
+async def _stored(settings: Settings) -> list[Row]:
     store = open_store(settings, SystemClock(), SystemRandom(), Terminal())
     rows = []
     for name in await store.folders():
         try:
             published = await read_published(store, name)
         except ModelError as error:  # a folder of something else, or one whose push is not over
-            rows.append(_Row((name, "store", "-", str(error))))
+            rows.append((name, "store", "-", str(error)))
         else:
-            rows.append(_Row((name, "store", _size(published.bytes), published.weights)))
+            rows.append((name, "store", _size(published.bytes), published.weights))
     return rows
 
 

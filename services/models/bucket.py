@@ -119,7 +119,7 @@ class Bucket:
         except (PermissionDeniedError, UnauthenticatedError) as error:
             raise Forbidden(f"{where}: the store refused our credentials ({explain(error)})") from None
         except TimeoutError:
-            raise Trouble(f"{where}: no answer in {within:g} s") from None
+            raise Trouble(f"{where}: no answer in time") from None
         except (BaseError, OSError) as error:
             kind = Trouble if _may_pass(error) else ModelError
             raise kind(f"{where}: {explain(error)}") from None

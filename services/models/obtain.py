@@ -14,6 +14,7 @@ from typing import TypeVar
 from services.clock import Clock
 from services.models.bucket import Store, open_bucket
 from services.models.errors import Forbidden, ModelError, Trouble
+from services.models.partial import in_thread
 from services.models.patience import PatientStore
 from services.models.progress import Progress
 from services.models.pull import Pull, read_published
@@ -52,15 +53,16 @@ async def obtain(
 async def _obtain(settings: Settings, progress: Progress, clock: Clock, random: Random, weights: bool) -> ModelFiles:
     local = ModelStore(settings.home_dir, clock=clock)
     if not is_pulled(settings):
-        return local.open(settings.model, weights=weights)
+        return await in_thread(local.open, settings.model, weights=weights)
     store = open_store(settings, clock, random, progress)
     try:
         published = await read_published(store, settings.model)
     except (Trouble, Forbidden) as error:
-        return _pulled_last(local, settings.model, weights, error, progress)
+        return await in_thread(_pulled_last, local, settings.model, weights, error, progress)
     limits = settings.store
     pull = Pull(store, settings.model, settings.home_dir, clock, progress, limits.deadline_s, limits.parallel)
-    return local.open_folder(await pull.run(published, weights=weights), settings.model, weights=weights)
+    folder = await pull.run(published, weights=weights)
+    return await in_thread(local.open_folder, folder, settings.model, weights=weights)
 
 
 def _pulled_last(local: ModelStore, model: str, weights: bool, error: ModelError, progress: Progress) -> ModelFiles:

@@ -173,7 +173,9 @@ def test_a_pin_that_leaves_nothing_is_found() -> None:
 )
 def test_what_a_service_imports_is_in_its_image(module: str, extras: list[str]) -> None:
     allowed = closure(extras, "3.12").keys() | {"headrace", "setuptools"}
-    absent = sorted(name for name, owners in packages_distributions().items() if allowed.isdisjoint(map(canonicalize_name, owners)))
+    absent = sorted(
+        name for name, owners in packages_distributions().items() if allowed.isdisjoint(map(canonicalize_name, owners))
+    )
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, module, *absent], capture_output=True, text=True, timeout=100, check=False, cwd=ROOT
     )

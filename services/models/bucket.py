@@ -35,7 +35,7 @@ _STATUS = re.compile(r"status code: (\d{3})( [A-Za-z ]+)?")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 
 
-class Store(Protocol):
+class ObjectStore(Protocol):
     """What fetching and publishing need. Every method raises `Missing`, `Forbidden`, or `Trouble`, which may pass."""
 
     @property
@@ -60,7 +60,7 @@ class Store(Protocol):
         ...
 
 
-def open_bucket(settings: StoreSettings) -> Store:
+def open_bucket(settings: StoreSettings) -> ObjectStore:
     """The store at `settings.url`. Raises `ModelError` for one that cannot be opened here; nothing is sent yet."""
     try:
         from obstore.store import LocalStore, from_url

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.models.bucket import Store
+from services.models.bucket import ObjectStore
 from services.models.errors import ModelError
 from services.models.partial import PartialFile, in_thread
 from services.models.place import Place
@@ -29,7 +29,7 @@ _FILES_AT_ONCE = 4
 class Download:
     """`parallel`: reads at once, of `piece_bytes` each; memory is bounded by their product."""
 
-    store: Store
+    store: ObjectStore
     model: str
     place: Place
     progress: Progress

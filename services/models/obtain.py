@@ -12,7 +12,7 @@ from random import Random
 from typing import TypeVar
 
 from services.clock import Clock
-from services.models.bucket import Store, open_bucket
+from services.models.bucket import ObjectStore, open_bucket
 from services.models.errors import Forbidden, ModelError, Trouble
 from services.models.partial import in_thread
 from services.models.patience import PatientStore
@@ -26,7 +26,7 @@ from services.telemetry.metrics import Metrics
 T = TypeVar("T")
 
 
-def open_store(settings: Settings, clock: Clock, random: Random, progress: Progress) -> Store:
+def open_store(settings: Settings, clock: Clock, random: Random, progress: Progress) -> ObjectStore:
     """The store of `settings`, whose trouble is put up with for a while. Raises `ModelError`."""
     return PatientStore(open_bucket(settings.store), settings.store.retry_s, clock, random, progress.warn)
 

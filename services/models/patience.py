@@ -13,7 +13,7 @@ from random import Random
 from typing import TypeVar
 
 from services.clock import Clock
-from services.models.bucket import Store
+from services.models.bucket import ObjectStore
 from services.models.errors import Trouble
 from services.telemetry.logs import AtMost
 
@@ -26,7 +26,7 @@ _TELL_EVERY_S = 5.0
 class PatientStore:
     """`warn` is told of trouble at most every 5 s, however many reads have it."""
 
-    def __init__(self, store: Store, retry_s: float, clock: Clock, random: Random, warn: Callable[[str], None]) -> None:
+    def __init__(self, store: ObjectStore, retry_s: float, clock: Clock, random: Random, warn: Callable[[str], None]) -> None:
         self._store = store
         self._retry_s = retry_s
         self._clock = clock

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.clock import Clock
-from services.models.bucket import Store
+from services.models.bucket import ObjectStore
 from services.models.download import PIECE_BYTES, Download
 from services.models.errors import Missing, ModelError
 from services.models.lock import exclusive_async
@@ -33,7 +33,7 @@ from services.models.published import (
 from services.models.whole import lacking, write_local_manifest
 
 
-async def read_published(store: Store, model: str) -> Published:
+async def read_published(store: ObjectStore, model: str) -> Published:
     """The manifest of `model`. Raises `Missing` for a model that nobody published, `ModelError`."""
     path = manifest_object(model)
     try:
@@ -47,7 +47,7 @@ async def read_published(store: Store, model: str) -> Published:
 class Pull:
     """One model, one machine. `parallel`: reads at once, of `piece_bytes` each."""
 
-    store: Store
+    store: ObjectStore
     model: str
     home: Path
     clock: Clock

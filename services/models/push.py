@@ -14,7 +14,7 @@ from pathlib import Path
 
 import xxhash
 
-from services.models.bucket import Store
+from services.models.bucket import ObjectStore
 from services.models.errors import Forbidden, Missing, ModelError, Trouble
 from services.models.manifest import MANIFEST, FileSum, identify
 from services.models.progress import Advance, Progress
@@ -35,7 +35,7 @@ from services.models.store import ModelFiles
 _CHUNK = 1 << 22
 
 
-async def push(store: Store, files: ModelFiles, model: str, progress: Progress, *, deadline_s: float) -> Published:
+async def push(store: ObjectStore, files: ModelFiles, model: str, progress: Progress, *, deadline_s: float) -> Published:
     """Publish `files` as `model`. Raises `ModelError` with one line that says what to do."""
     checked_model(model)
     try:
@@ -47,7 +47,7 @@ async def push(store: Store, files: ModelFiles, model: str, progress: Progress, 
         raise ModelError(f"cannot read {files.folder}: {error.strerror or error}") from None
 
 
-async def _push(store: Store, files: ModelFiles, model: str, progress: Progress) -> Published:
+async def _push(store: ObjectStore, files: ModelFiles, model: str, progress: Progress) -> Published:
     paths = chosen_files(files, progress)
     with progress.bar(f"Reading {model}", sum(path.stat().st_size for path in paths)) as advance:
         published = await asyncio.to_thread(summarise, files, paths, advance)
@@ -63,7 +63,7 @@ async def _push(store: Store, files: ModelFiles, model: str, progress: Progress)
     return published
 
 
-async def _current(store: Store, model: str) -> Published | None:
+async def _current(store: ObjectStore, model: str) -> Published | None:
     """What is published now; a manifest that cannot be read is none."""
     try:
         return await read_published(store, model)
@@ -111,14 +111,14 @@ def _summed(path: Path, advance: Advance) -> PublishedFile:
     return PublishedFile(name=path.name, bytes=size, sha256=sha256.hexdigest(), xxh3_64=xxh3.hexdigest() if is_weights else "")
 
 
-async def _size(store: Store, path: str) -> int | None:
+async def _size(store: ObjectStore, path: str) -> int | None:
     try:
         return await store.size(path)
     except Missing:
         return None
 
 
-async def _send(store: Store, path: str, source: Path, file: PublishedFile) -> None:
+async def _send(store: ObjectStore, path: str, source: Path, file: PublishedFile) -> None:
     """A file that grew or shrank since it was read would be published under a checksum that is not its own."""
     await store.write(path, source)
     if (size := await store.size(path)) != file.bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.models.bucket import Store, open_bucket
+from services.models.bucket import ObjectStore, open_bucket
 from services.models.errors import Forbidden, Missing, ModelError, Trouble
 from services.settings import StoreSettings
 from tests.s3_fixture import S3, Wire, environment, wire_to
@@ -20,21 +20,21 @@ def bucket_url(s3: S3) -> str:
 
 
 @pytest.fixture
-def on_s3(s3: S3, bucket_url: str, monkeypatch: pytest.MonkeyPatch) -> Store:
+def on_s3(s3: S3, bucket_url: str, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     for key, value in s3.environment.items():
         monkeypatch.setenv(key, value)
     return open_bucket(StoreSettings(url=bucket_url))
 
 
 @pytest.fixture
-def in_a_folder(tmp_path: Path) -> Store:
+def in_a_folder(tmp_path: Path) -> ObjectStore:
     (tmp_path / "with space").mkdir()
     return open_bucket(StoreSettings(url=(tmp_path / "with space").as_uri()))
 
 
 @pytest.fixture(params=["on_s3", "in_a_folder"])
-def store(request: pytest.FixtureRequest) -> Store:
-    found: Store = request.getfixturevalue(request.param)
+def store(request: pytest.FixtureRequest) -> ObjectStore:
+    found: ObjectStore = request.getfixturevalue(request.param)
     return found
 
 
@@ -47,7 +47,7 @@ async def wire(s3: S3, bucket_url: str, monkeypatch: pytest.MonkeyPatch) -> Asyn
         yield wire
 
 
-async def test_what_is_written_can_be_read(store: Store, tmp_path: Path) -> None:
+async def test_what_is_written_can_be_read(store: ObjectStore, tmp_path: Path) -> None:
     content = bytes(range(256)) * 100
     (tmp_path / "file").write_bytes(content)
     await store.write("tiny/aa/a.json", content)
@@ -59,20 +59,20 @@ async def test_what_is_written_can_be_read(store: Store, tmp_path: Path) -> None
         assert await store.read(path, 25_000, 99_999) == content[25_000:]
 
 
-async def test_more_than_one_part(store: Store, tmp_path: Path) -> None:
+async def test_more_than_one_part(store: ObjectStore, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * (17 * 2**20))
     await store.write("tiny/aa/big", tmp_path / "file")
     assert await store.size("tiny/aa/big") == 17 * 2**20
 
 
-async def test_folders(store: Store) -> None:
+async def test_folders(store: ObjectStore) -> None:
     assert await store.folders() == []
     await store.write("b/manifest.json", b"{}")
     await store.write("a/x/y.json", b"{}")
     assert await store.folders() == ["a", "b"]
 
 
-async def test_what_is_not_there_is_missing(store: Store) -> None:
+async def test_what_is_not_there_is_missing(store: ObjectStore) -> None:
     for asking in (store.size("no/such"), store.read("no/such", 0, 5)):
         with pytest.raises(Missing, match="no/such is not there"):
             await asking

@@ -97,11 +97,16 @@ def write_wheel(folder: Path) -> KnownModel:
     """A wheel with the tiny llama in it, as a known model: `folder/tinyllama-1.0-py3-none-any.whl`."""
     gguf = gguf_bytes(llama_metadata(), llama_tensors()[0])
     wheel = folder / "tiny_llama_test-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("tiny_llama_test/model.gguf", gguf)
-        archive.writestr("tiny_llama_test-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-llama-test\nVersion: 1.0\n")
-        archive.writestr("tiny_llama_test-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr("tiny_llama_test-1.0.dist-info/RECORD", "")
+    about = "tiny_llama_test-1.0.dist-info"
+    files: dict[str, str | bytes] = {
+        "tiny_llama_test/model.gguf": gguf,
+        f"{about}/METADATA": "Metadata-Version: 2.1\nName: tiny-llama-test\nVersion: 1.0\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{about}/RECORD": "",
+    }
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in files.items():  # a ZipInfo has a fixed date: the same bytes, whenever it is made
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
     data = wheel.read_bytes()
     return KnownModel(
         generation={"temperature": 0.5, "top_p": 0.8},

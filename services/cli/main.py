@@ -29,6 +29,7 @@ Command = Callable[[argparse.Namespace], int]
 SETTING_FLAGS = {
     "port": "HEADRACE_EDGE__PORT",
     "engine": "HEADRACE_WORKER__ENGINE",
+    "store": "HEADRACE_STORE__URL",
 }
 """A flag is a setting that is spelled shorter: it becomes the variable, is checked as one, and child processes inherit it."""
 
@@ -95,7 +96,9 @@ def _model_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser
     push = _command(models, "push", "put a model of this machine into the store", _models("push"))
     push.add_argument("model", nargs="?", help="its name, or a folder in Hugging Face layout (HEADRACE_MODEL)")
     push.add_argument("--name", help="what to call it there (its own name)")
-    _command(models, "list", "list them, with their size and the identity of their weights", _models("show"))
+    listing = _command(models, "list", "list them, with their size and the identity of their weights", _models("show"))
+    for command in (pull, push, listing):
+        command.add_argument("--store", metavar="URL", help="such as s3://bucket/models (HEADRACE_STORE__URL)")
 
 
 def _key_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -83,6 +83,13 @@ def test_what_goes_wrong_is_one_line(headrace: Shell, arguments: tuple[str, ...]
     assert said.count("\n") == 1
 
 
+def test_the_store_can_be_named_on_the_command_line(headrace: Shell, homes: Path) -> None:
+    (homes / "other").mkdir()
+    headrace("models", "push", str(write_model(homes / "tiny").folder), "--store", str(homes / "other"))
+    assert (homes / "other" / "tiny" / "manifest.json").is_file()
+    assert not list((homes / "store").iterdir())
+
+
 def test_a_push_needs_a_store(headrace: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADRACE_STORE__URL")
     assert "store.url is not set" in headrace("models", "push", "tiny", code=1)

@@ -92,9 +92,10 @@ def _model_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser
     about = "models on this machine, and in the store (HEADRACE_STORE__URL)"
     models = commands.add_parser("models", help=about, description=about).add_subparsers(metavar="action", required=True)
     pull = _command(models, "pull", "put a model on this machine unless it is here", _models("pull"))
-    pull.add_argument("model", nargs="?", help="a model of the store; without a store, one that Headrace knows (HEADRACE_MODEL)")
+    known = "a model of the store; without a store, one that Headrace knows (HEADRACE_MODEL, or all of HEADRACE_MODELS)"
+    pull.add_argument("which", nargs="?", metavar="model", help=known)
     push = _command(models, "push", "put a model of this machine into the store", _models("push"))
-    push.add_argument("model", nargs="?", help="its name, or a folder in Hugging Face layout (HEADRACE_MODEL)")
+    push.add_argument("which", nargs="?", metavar="model", help="its name, or a folder in Hugging Face layout (HEADRACE_MODEL)")
     push.add_argument("--name", help="what to call it there (its own name)")
     listing = _command(models, "list", "list them, with their size and the identity of their weights", _models("show"))
     for command in (pull, push, listing):

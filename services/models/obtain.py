@@ -1,4 +1,4 @@
-"""The model that the settings name, ready to load: from the store when there is one, else from this machine.
+"""A model that the settings name, ready to load: from the store when there is one, else from this machine.
 
 Called once, when a process starts, never for a request. A store that cannot be reached does not stop a machine that has the model
 whole: it starts with what was pulled last, and says so.
@@ -18,10 +18,8 @@ from services.models.partial import in_thread
 from services.models.patience import PatientStore
 from services.models.progress import Progress
 from services.models.pull import Pull, read_published
-from services.models.store import ModelFiles, ModelStore, is_folder
-from services.settings import Settings
-from services.telemetry import names
-from services.telemetry.metrics import Metrics
+from services.models.store import ModelFiles, ModelStore
+from services.settings import Settings, is_folder
 
 T = TypeVar("T")
 
@@ -31,38 +29,27 @@ def open_store(settings: Settings, clock: Clock, random: Random, progress: Progr
     return PatientStore(open_bucket(settings.store), settings.store.retry_s, clock, random, progress.warn)
 
 
-def is_pulled(settings: Settings) -> bool:
-    """Whether the model comes from a store; one that is given as a folder never does."""
-    return bool(settings.store.url) and not is_folder(settings.model)
+def is_pulled(settings: Settings, model: str) -> bool:
+    """Whether `model` comes from a store; one that is given as a folder never does."""
+    return bool(settings.store.url) and not is_folder(model)
 
 
 async def obtain(
-    settings: Settings, progress: Progress, clock: Clock, random: Random, metrics: Metrics, *, weights: bool
+    settings: Settings, model: str, progress: Progress, clock: Clock, random: Random, *, weights: bool
 ) -> ModelFiles:
-    """Without `weights` only what turns text into tokens is fetched. How long it took becomes a metric.
-
-    Raises `ModelError`: why there is no model.
-    """
-    began = clock.monotonic()
-    files = await _obtain(settings, progress, clock, random, weights)
-    took = clock.monotonic() - began
-    metrics.gauge(names.MODEL_FETCH_TIME, lambda: took)
-    return files
-
-
-async def _obtain(settings: Settings, progress: Progress, clock: Clock, random: Random, weights: bool) -> ModelFiles:
+    """Without `weights` only what turns text into tokens is fetched. Raises `ModelError`: why there is no model."""
     local = ModelStore(settings.home_dir, clock=clock)
-    if not is_pulled(settings):
-        return await in_thread(local.open, settings.model, weights=weights)
+    if not is_pulled(settings, model):
+        return await in_thread(local.open, model, weights=weights)
     store = open_store(settings, clock, random, progress)
     try:
-        published = await read_published(store, settings.model)
+        published = await read_published(store, model)
     except (Trouble, Forbidden) as error:
-        return await in_thread(_pulled_last, local, settings.model, weights, error, progress)
+        return await in_thread(_pulled_last, local, model, weights, error, progress)
     limits = settings.store
-    pull = Pull(store, settings.model, settings.home_dir, clock, progress, limits.deadline_s, limits.parallel)
+    pull = Pull(store, model, settings.home_dir, clock, progress, limits.deadline_s, limits.parallel)
     folder = await pull.run(published, weights=weights)
-    return await in_thread(local.open_folder, folder, settings.model, weights=weights)
+    return await in_thread(local.open_folder, folder, model, weights=weights)
 
 
 def _pulled_last(local: ModelStore, model: str, weights: bool, error: ModelError, progress: Progress) -> ModelFiles:

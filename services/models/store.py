@@ -65,8 +65,10 @@ class ModelStore:
         self._download = download
 
     def path(self, name: str) -> Path:
-        """Where model `name` lies or will lie: `services.settings.model_path`, or where it was pulled to. Raises `ModelError` for an
-        empty name."""
+        """Where model `name` lies or will lie: `services.settings.model_path`, or where it was pulled to.
+
+        Raises `ModelError` for an empty name.
+        """
         if not name:
             raise ModelError("the model's name is empty")
         own = model_path(self._home, name)

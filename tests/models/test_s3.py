@@ -20,7 +20,6 @@ from services.models.progress import Silent
 from services.models.push import push
 from services.models.store import ModelFiles
 from services.settings import Settings, StoreSettings
-from services.telemetry.metrics import Metrics
 from tests.models.stores import Said, write_model
 from tests.s3_fixture import S3, SLOW_DOWN, Wire, environment, wire_to
 from tests.waiting import until
@@ -53,7 +52,7 @@ async def pushed(bucket: str, folder: Path, shard_bytes: int = 40_000) -> ModelF
 
 
 async def start(settings: Settings, said: Silent | None = None, *, weights: bool = True) -> ModelFiles:
-    return await obtain(settings, said or Silent(), SystemClock(), Random(2), Metrics.null(), weights=weights)
+    return await obtain(settings, settings.model, said or Silent(), SystemClock(), Random(2), weights=weights)
 
 
 async def test_an_empty_home_has_the_model_after_the_start(s3: S3, bucket: str, wire: Wire, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ Owns the stages HANDING_OFF and DECODING of hop 2. Invariant: a pulled block is 
 
 from __future__ import annotations
 
+from functools import partial
+
 from schemas.errors import HeadraceError
 from schemas.handoff import Handoff, OfferRequest
 from schemas.lifecycle import State
@@ -22,6 +24,7 @@ from services.kv.pool import PoolExhausted
 from services.kv.transfer.interface import TransferClient, TransferError, TransferServer
 from services.worker.isolation import begin_alone, make_alone
 from services.worker.runs import Run
+from services.worker.waiting import begin, give_up
 from services.worker.worker import Worker
 
 PULL_S = 30.0
@@ -62,7 +65,7 @@ class Decode:
         except PoolExhausted:
             return worker.refused(run, "no_blocks")
         taken = worker.admit(run, handoff.job, 2, State.HANDING_OFF, lambda: None, handoff.prefill)
-        worker.stage(taken, self._pull(taken, handoff, here), self._stopped, f"pull {run}")
+        worker.stage(taken, self._pull(taken, handoff, here), partial(give_up, worker), f"pull {run}")
         return worker.accepted(run)
 
     def _unusable(self, handoff: Handoff) -> str:
@@ -95,17 +98,7 @@ class Decode:
         reason = await self._fetch(run, handoff, here)
         if not reason and run.job.suspect and not await make_alone(self._worker, run):
             reason = "not_alone"
-        if reason:
-            run.ending = (State.RETRY, reason)
-            self._stopped(run)
-        else:
-            self._join(run, handoff)
-        self._worker.outbox.flush()
-
-    def _stopped(self, run: Run) -> None:
-        """The run ends before the engine had it."""
-        self._engine.pool.release(RunHolder(run.id))
-        self._worker.end(run, *run.ending)
+        begin(self._worker, run, partial(self._join, run, handoff), reason)
 
     async def _fetch(self, run: Run, handoff: Handoff, here: int) -> str:
         """Copy all but the first `here` blocks and release the handoff; why that failed, "" when the blocks are ours."""
@@ -127,7 +120,6 @@ class Decode:
     def _join(self, run: Run, handoff: Handoff) -> None:
         first = handoff.first
         self._engine.decode(RunSpec.of(run.id, run.job), first, cached_tokens=handoff.cached_tokens, compute_s=handoff.compute_s)
-        run.stop = lambda: self._engine.cancel(run.id)
         self._worker.advance(run, State.DECODING)
         for token in first:
             self._worker.frame(run, output(run.id, token, handoff))
@@ -161,4 +153,4 @@ class Decode:
         return worker.accepted(run)
 
     def _no_slot(self) -> str:
-        return "no_slot" if self._worker.beats.credits().decode_slots < 1 else ""
+        return "no_slot" if self._worker.beats.decode_slots < 1 else ""

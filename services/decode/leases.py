@@ -70,7 +70,7 @@ class Leases:
         return reason
 
     def _keep(self, holder: ReservationHolder, blocks: int, until: float) -> str:
-        if self._worker.beats.credits().decode_slots < 1:
+        if self._worker.beats.decode_slots < 1:
             return "no_slot"
         try:
             self._pool.allocate(holder, blocks, expires=until)

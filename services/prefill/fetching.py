@@ -106,7 +106,7 @@ class Fetching:
             async with fetched:
                 if not await fetched.release():
                     return "expired"
-            await pool.stage_in(blocks)
+        await pool.stage_in(blocks)
         pool.seal(RunHolder(run), blocks, names[have:])
         worker.metrics.kv_blocks_fetched.add(len(blocks))
         self._observe(len(blocks), worker.clock.monotonic() - began)

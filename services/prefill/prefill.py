@@ -25,6 +25,7 @@ from services.prefill.opaque import OpaqueHandoffs
 from services.prefill.reservations import Reservations
 from services.worker.isolation import begin_alone
 from services.worker.runs import Run
+from services.worker.waiting import begin, give_up
 from services.worker.worker import Worker
 
 HANDOFF_ANSWER_S = 0.3
@@ -83,25 +84,13 @@ class Prefill:
         admitted = worker.admit(run, job, 1, State.PREFILLING, lambda: self._engine.cancel(run), placement.decode)
         if wanted is not None:
             admitted.to_come = len(spec.trunk) - len(wanted.hashes) * self._engine.info.block_tokens
-            worker.stage(admitted, self._fetch_first(admitted, spec, wanted), self._stopped_early, f"fetch {run}")
+            worker.stage(admitted, self._fetch_first(admitted, spec, wanted), partial(give_up, worker), f"fetch {run}")
         return ""
 
     async def _fetch_first(self, run: Run, spec: RunSpec, wanted: Wanted) -> None:
         await self._fetching.fetch(run.id, wanted, within=run.deadline - self._worker.clock.monotonic())
         run.to_come = 0
-        try:
-            self._engine.prefill(spec)
-        except HeadraceError as error:
-            run.ending = (State.RETRY, error.code or "refused")
-            self._stopped_early(run)
-            self._worker.outbox.flush()
-        else:
-            run.stop = lambda: self._engine.cancel(run.id)
-
-    def _stopped_early(self, run: Run) -> None:
-        """The run ends before the engine had it."""
-        self._engine.pool.release(RunHolder(run.id))
-        self._worker.end(run, *run.ending)
+        begin(self._worker, run, lambda: self._engine.prefill(spec))
 
     # HANDING_OFF
 

@@ -17,7 +17,7 @@ from schemas.subjects import Subjects
 from services.bus.interface import Bus
 from services.bus.typed import send
 from services.clock import Clock
-from services.engine.protocol import Engine
+from services.engine.protocol import Engine, EngineStats
 from services.kv.holders import ReservationHolder
 from services.worker.stalls import StallWatch
 
@@ -26,8 +26,8 @@ DEBOUNCE_S = 0.02
 
 
 class Beats:
-    """`decoding` counts the choices that decode or will (a handoff that is being pulled); `queued_tokens` those that no step has
-    computed. `host`: equal on one machine."""
+    """`decoding` counts the choices that decode or will (a handoff that is being pulled); `to_come` the
+    tokens of runs that the engine has not yet. `host`: equal on one machine."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Beats:
         role: Role,
         clock: Clock,
         decoding: Callable[[], int],
-        queued_tokens: Callable[[], int],
+        to_come: Callable[[], int],
         stalls: StallWatch,
         host: str = "",
     ) -> None:
@@ -47,7 +47,7 @@ class Beats:
         self._role = role
         self._clock = clock
         self._decoding = decoding
-        self._queued_tokens = queued_tokens
+        self._to_come = to_come
         self._stalls = stalls
         self._host = host
         self._versions = itertools.count(1)
@@ -55,15 +55,24 @@ class Beats:
         self.draining = False
         self.fetch_tokens_s = 0.0
 
-    def credits(self) -> Credits:
-        """What this worker would still take, now."""
-        pool, stats, info = self._engine.pool, self._engine.stats(), self._engine.info
-        reserved = sum(isinstance(holder, ReservationHolder) for holder in pool.holders)
+    def queued_tokens(self, stats: EngineStats) -> int:
+        """Of runs that are in no step yet, those included that are not in the engine yet."""
+        return stats.queued_tokens + self._to_come()
+
+    @property
+    def decode_slots(self) -> int:
+        """Choices that may come to decode here."""
+        reserved = sum(isinstance(holder, ReservationHolder) for holder in self._engine.pool.holders)
+        return max(0, self._engine.info.max_batch - self._decoding() - reserved)
+
+    def credits(self, stats: EngineStats | None = None) -> Credits:
+        """What this worker would still take, now; `stats`: the engine's, as they are now."""
+        stats = stats or self._engine.stats()
         return Credits(
             version=next(self._versions),
-            prefill_tokens=max(0, stats.step_tokens - self._queued_tokens()),
-            decode_slots=max(0, info.max_batch - self._decoding() - reserved),
-            kv_blocks=pool.available,
+            prefill_tokens=max(0, stats.step_tokens - self.queued_tokens(stats)),
+            decode_slots=self.decode_slots,
+            kv_blocks=self._engine.pool.available,
         )
 
     def state(self) -> WorkerState:
@@ -76,7 +85,7 @@ class Beats:
             weights=info.weights,
             schemas=self._bus.dialect.own,
             capabilities=info.capabilities,
-            credits=self.credits(),
+            credits=self.credits(stats),
             sent=self._clock.wall(),
             context_length=info.context_length,
             block_tokens=info.block_tokens,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
-from schemas.errors import BusError, HeadraceError
+from schemas.errors import BusError
 from schemas.lifecycle import State
 from services.worker.runs import Run
+from services.worker.waiting import begin, give_up
 from services.worker.worker import Worker
 
 WITHIN_S = 2.0
@@ -39,19 +41,10 @@ async def make_alone(worker: Worker, run: Run) -> bool:
     return True
 
 
-def begin_alone(worker: Worker, run: Run, begin: Callable[[], None]) -> None:
-    """A stage of `run` that gives it to the engine with `begin` once it is alone. It ends as RETRY when that is not possible."""
-    worker.stage(run, _begin(worker, run, begin), lambda stopped: worker.end(stopped, *stopped.ending), f"alone {run.id}")
+def begin_alone(worker: Worker, run: Run, give: Callable[[], None]) -> None:
+    """A stage of `run` that gives it to the engine with `give` once it is alone. It ends as RETRY when that is not possible."""
 
+    async def wait() -> None:
+        begin(worker, run, give, "" if await make_alone(worker, run) else "not_alone")
 
-async def _begin(worker: Worker, run: Run, begin: Callable[[], None]) -> None:
-    reason = "" if await make_alone(worker, run) else "not_alone"
-    if not reason:
-        try:
-            begin()
-            run.stop = lambda: worker.engine.cancel(run.id)
-        except HeadraceError as error:
-            reason = error.code or "refused"
-    if reason:
-        worker.end(run, State.RETRY, reason)
-        worker.outbox.flush()
+    worker.stage(run, wait(), partial(give_up, worker), f"alone {run.id}")

@@ -59,7 +59,7 @@ class Worker:
         self.edges = EdgeWatch(bus, clock)
         self.stalls = StallWatch(clock)
         self.suspects = SuspectLine(clock)
-        self.beats = Beats(bus, subjects, engine, role, clock, self._decoding, self._queued_tokens, self.stalls, host)
+        self.beats = Beats(bus, subjects, engine, role, clock, self._decoding, self._to_come, self.stalls, host)
         self.on_prefilled: RunHook | None = None
         self.on_end: list[RunHook] = []
         self.on_unknown_cancel: list[Callable[[int], None]] = []
@@ -106,8 +106,9 @@ class Worker:
         """A worker queues one step's work at most; an idle queue takes any prompt. What is cached here is no work, nor are
         the first `to_fetch` tokens, which are said to be cached elsewhere.
         """
-        queued = self._queued_tokens()
-        room = self.engine.stats().step_tokens - queued
+        stats = self.engine.stats()
+        queued = self.beats.queued_tokens(stats)
+        room = stats.step_tokens - queued
         tokens = job.prompt_tokens + sum(len(choice.generated) for choice in job.open_choices)
         if not queued or tokens - to_fetch <= room or tokens - self._cached_tokens(job) <= room:
             return ""
@@ -266,9 +267,8 @@ class Worker:
     def _decoding(self) -> int:
         return sum(run.going for run in self.runs if run.hop == 2)
 
-    def _queued_tokens(self) -> int:
-        """Of runs that are in no step yet, those included that are not in the engine yet."""
-        return self.engine.stats().queued_tokens + sum(run.to_come for run in self.runs)
+    def _to_come(self) -> int:
+        return sum(run.to_come for run in self.runs)
 
     def _cached_tokens(self, job: Job) -> int:
         if job.sampling.prompt_logprobs is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
+from schemas.errors import ContextLengthExceeded
 from schemas.job import SUSPECT, Job
 from schemas.lifecycle import State
 from schemas.placement import Accept, Refuse
@@ -73,4 +75,21 @@ async def test_it_can_be_cancelled_while_it_waits_for_the_others():
         run, _ = await r.submit_locally(suspect(r))
         r.edge.control(run, to=r.control_of(r.decode))
         await until(lambda: r.edge.ended(run) is State.CANCELLED)
+        await until(r.clean)
+
+
+async def test_one_that_the_engine_refuses_after_all_is_tried_elsewhere(monkeypatch: pytest.MonkeyPatch):
+    """Nobody waits for it here any more, and it holds nothing."""
+    async with rig(decode=Timing(decode_step_s=0.02)) as r:
+        other, _ = await r.submit_locally(r.job(max_tokens=200))
+        await until(lambda: r.edge.tokens(other))
+
+        def refuse(*_: object, **__: object) -> None:
+            raise ContextLengthExceeded("Too long.")
+
+        monkeypatch.setattr(r.decode.engine, "prefill", refuse)
+        run, answer = await r.submit_locally(suspect(r))
+        assert isinstance(answer, Accept)
+        await until(lambda: r.edge.ended(run))
+        assert (r.edge.ended(run), r.edge.reason(run)) == (State.RETRY, ContextLengthExceeded.code)
         await until(r.clean)

@@ -5,6 +5,7 @@ The scripted engines draw from what the blocks hold, so a block that is not the 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -191,6 +192,21 @@ async def test_a_transfer_that_stands_still_is_given_up() -> None:
         assert (r.fetches.pulls, cached) == ([5], 0)
         assert tokens == await uncached(chat)
         await until(r.clean)
+
+
+async def test_the_copy_into_the_engine_is_none_of_the_transfers_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no network: what came is used, however long the device takes for it."""
+
+    async def slow(*_: object) -> None:
+        await asyncio.sleep(2 * time_limit(0))
+
+    async with rig() as r:
+        chat = chat_after(await first_turn(r))
+        forget(r.prefill.engine.pool)
+        monkeypatch.setattr(r.prefill.engine.pool, "stage_in", slow)
+        tokens, cached = await finish(r, await place(r, chat))
+        assert (r.fetches.pulls, cached) == ([5], 20)
+        assert tokens == await uncached(chat)
 
 
 def test_a_transfer_may_take_the_longer_the_more_it_moves() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from functools import partial
 from random import Random, SystemRandom
 
@@ -67,6 +68,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
     whose, quarantine = partial(tenant, secret), Quarantine(clock, secret)
     database = Database(database_url(edge.database_url, settings.home_dir))
     bus = await connect_service(settings, process, "edge", clock, metrics)
+    beside: list[asyncio.Task[None]] = []
     try:
         subjects = Subjects(nats.prefix)
         js = JetStream(bus, replicas=nats.replicas)
@@ -82,10 +84,8 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         door = Door(keyring, whose, open_on_loopback=edge.open_on_loopback)
         budgets = Budgets(SqlUsageStore(database), process, clock, metrics)
         meter = Meter(Counters(js, subjects).add, budgets, clock)
-        beside = [
-            asyncio.create_task(work)
-            for work in (shared.run(), keyring.run(), budgets.run(), record_loop_lag(metrics, clock.monotonic))
-        ]
+        work = (shared.run(), keyring.run(), budgets.run(), record_loop_lag(metrics, clock.monotonic))
+        beside += [asyncio.create_task(each) for each in work]
         traffic = Traffic()
         metrics.gauge(names.REQUESTS_RUNNING, lambda: float(len(jobs)))
         metrics.gauge(names.REQUESTS_WAITING, lambda: float(sum(map(jobs.models.waiting, texts))))
@@ -109,11 +109,10 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         await chat.drain(_CANCEL_S)
         await over_nats.close()
         await admin.drain(_CANCEL_S)
-        for task in beside:
-            task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
+        await _end(beside)
         await budgets.close()
     finally:
+        await _end(beside)  # also when not all of the edge could start
         for text in texts.values():
             text.close()
         try:
@@ -129,6 +128,12 @@ async def _load(settings: Settings, clock: Clock, random: Random, metrics: Metri
     took = clock.monotonic() - began
     metrics.gauge(names.MODEL_FETCH_TIME, lambda: took)
     return {files.name: TextModel.load(files.name, files.folder, clock) for files in each}
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _detached(

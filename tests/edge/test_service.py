@@ -20,7 +20,7 @@ from schemas.state import Capabilities, ModelCard, QueueReport
 from schemas.subjects import Subjects
 from services.bus.interface import Msg
 from services.bus.nats_bus import connect
-from services.edge.http_server import free_port
+from services.edge.http_server import HttpServer, free_port
 from services.edge.service import serve
 from services.edge.tenant import server_secret, tenant
 from services.settings import EdgeSettings, NatsSettings, Settings
@@ -132,3 +132,19 @@ def test_the_edge_never_loads_torch() -> None:
     code = "import sys, services.edge.service; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+async def test_an_edge_that_cannot_start_leaves_nothing_running_beside(
+    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(self: HttpServer) -> None:
+        raise OSError("no such address")
+
+    write_tiny_model_folder(tmp_path / "models" / MODEL)
+    monkeypatch.setattr(HttpServer, "start", fail)
+    edge = EdgeSettings(port=free_port("127.0.0.1", 0))
+    settings = Settings(home=tmp_path, model=MODEL, nats=NatsSettings(url=nats_server.url), edge=edge)
+    with pytest.raises(OSError, match="no such address"):
+        await serve(settings, EDGE, asyncio.Event())
+    running = {getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()}
+    assert not running & {"QuarantineBucket.run", "Keyring.run", "Budgets.run", "record_loop_lag", "Background.run"}

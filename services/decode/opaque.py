@@ -7,6 +7,8 @@ twice.
 
 from __future__ import annotations
 
+from functools import partial
+
 from schemas.errors import HeadraceError
 from schemas.handoff import Handoff
 from schemas.lifecycle import State
@@ -16,6 +18,7 @@ from services.engine.protocol import DecodeEngine, RunSpec
 from services.kv.holders import ReservationHolder, RunHolder
 from services.worker.isolation import make_alone
 from services.worker.runs import Run
+from services.worker.waiting import give_up
 from services.worker.worker import Worker
 
 _Ending = tuple[State, str]
@@ -36,7 +39,7 @@ class OpaqueHandoffs:
         self._claim(run)
         if handoff.job.suspect:
             taken = worker.admit(run, handoff.job, 2, State.HANDING_OFF, _not_yet, handoff.prefill)
-            worker.stage(taken, self._take_alone(taken, handoff, ending), self._stopped, f"alone {run}")
+            worker.stage(taken, self._take_alone(taken, handoff, ending), partial(give_up, worker), f"alone {run}")
             taken.stop = _not_yet
             return worker.accepted(run)
         try:
@@ -79,11 +82,6 @@ class OpaqueHandoffs:
         pool, reservation = self._engine.pool, ReservationHolder(run)
         if pool.alive(reservation, self._worker.clock.monotonic()):
             pool.transfer(reservation, RunHolder(run))
-
-    def _stopped(self, run: Run) -> None:
-        """Its handoff could not be given to the engine."""
-        self._engine.pool.release(RunHolder(run.id))
-        self._worker.end(run, *run.ending)
 
 
 def _ending(refusal: str) -> _Ending | None:

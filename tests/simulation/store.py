@@ -9,6 +9,7 @@ from random import Random
 from typing import TypeVar
 
 from schemas.errors import StoreUnavailable
+from services.edge.gate.records import Bill
 from services.edge.store.jobs import ATTEMPTS
 from services.edge.store.records import (
     Checkpoint,
@@ -21,6 +22,7 @@ from services.edge.store.records import (
     Standing,
     StoredJob,
     Swept,
+    Written,
 )
 
 GIVE_UP_S = 5.0
@@ -58,15 +60,15 @@ class ReachedStore:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
 
-    async def create(self, job: str, tenant: str, request: bytes, edge: str, lease_s: float) -> None:
+    async def create(self, job: str, tenant: str, request: bytes, edge: str, lease_s: float, bill: Bill | None = None) -> None:
         def work() -> None:
             now = self._rows.now()
             self._rows.rows[job] = Row(tenant, request, now, edge, now + lease_s)
 
         await self._do(work)
 
-    async def checkpoint(self, edge: str, checkpoints: Sequence[Checkpoint], lease_s: float) -> dict[str, Standing]:
-        return await self._do(lambda: {one.job: self._write(edge, one, lease_s) for one in checkpoints})
+    async def checkpoint(self, edge: str, checkpoints: Sequence[Checkpoint], lease_s: float) -> Written:
+        return await self._do(lambda: Written({one.job: self._write(edge, one, lease_s) for one in checkpoints}))
 
     async def adopt(self, edge: str, dead: Collection[str], lease_s: float, most: int) -> list[StoredJob]:
         def work() -> list[StoredJob]:
@@ -91,7 +93,7 @@ class ReachedStore:
                 return None
             chunks = (chunk for _, chunk in sorted(row.chunks.items()))
             beyond = tuple(c for c in chunks if c.choice in positions and c.first + c.count >= positions[c.choice])
-            return Progress(row.state, beyond, row.facts.cached_tokens, *row.error)
+            return Progress(row.state, beyond, row.facts.cached_tokens, row.facts.compute_s, *row.error)
 
         return await self._do(work)
 
@@ -105,7 +107,7 @@ class ReachedStore:
 
         return await self._do(work)
 
-    async def delete(self, job: str, tenant: str) -> bool:
+    async def delete(self, job: str, tenant: str, *, booked: bool = True) -> bool:
         return await self._do(lambda: self._rows.rows.pop(job, None) is not None)
 
     async def sweep(self, retention: Retention) -> Swept:
@@ -130,7 +132,7 @@ class ReachedStore:
     def _stored(self, job: str, row: Row) -> StoredJob:
         chunks = tuple(chunk for _, chunk in sorted(row.chunks.items()))
         age = self._rows.now() - row.created
-        return StoredJob(job, row.tenant, row.state, row.request, age, row.edge, row.facts, row.cancel, *row.error, chunks)
+        return StoredJob(job, row.state, row.request, age, row.edge, row.facts, chunks)
 
     async def _do(self, work: Callable[[], R]) -> R:
         await self._there()

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from services.edge.gate import records
 from services.edge.gate.records import Used
-
-_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,7 @@ class Usage:
 
     @property
     def cost(self) -> float | None:
-        return None if self.price is None else round(self.compute_s * self.price, _DIGITS)
+        return records.cost(self.compute_s, self.price)
 
     def fields(self) -> dict[str, Any]:
         cost = {} if self.cost is None else {"cost": self.cost}

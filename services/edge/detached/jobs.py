@@ -19,13 +19,13 @@ from services.bus.interface import Bus, Subscription
 from services.bus.typed import Refusals, listen
 from services.clock import Clock
 from services.edge.detached.adoption import Adoption
-from services.edge.detached.keeper import Keeper
+from services.edge.detached.keeper import Keeper, nothing
 from services.edge.detached.reader import DetachedReader, gone, unknown
 from services.edge.detached.request import pack, unpack
 from services.edge.detached.timing import DetachedTiming
-from services.edge.jobs.active import ActiveJob
+from services.edge.gate.records import Bill
 from services.edge.jobs.draft import Draft
-from services.edge.jobs.handle import JobCancelled
+from services.edge.jobs.handle import admitted
 from services.edge.jobs.supervisor import Supervisor
 from services.edge.store.jobs import JobStore
 from services.edge.store.records import JobState, Retention, StoredJob
@@ -33,7 +33,6 @@ from services.telemetry import names
 from services.telemetry.logs import AtMost, fields
 from services.telemetry.metrics import Metrics
 
-_PATIENCE_S = 3600.0
 _log = logging.getLogger("headrace.edge")
 
 
@@ -115,10 +114,12 @@ class DetachedJobs:
 
     # jobs
 
-    async def submit(self, draft: Draft, tenant: str) -> str:
+    async def submit(self, draft: Draft, tenant: str, bill: Bill | None = None, over: Callable[[int], None] = nothing) -> str:
         """The id of a job that goes on whoever listens. Raises the `HeadraceError` that refused it; `StoreUnavailable`.
 
-        What the engine says of the prompt (`prompt_logprobs`) is not kept, so it cannot be asked for.
+        What it uses is booked with the end of its row, whichever edge writes that, by `bill` (None: the tenant's, without a
+        price). `over` is called with the tokens that it used, as far as is known here, once it is held here no more; not when it
+        was refused. What the engine says of the prompt (`prompt_logprobs`) is not kept, so it cannot be asked for.
         """
         if draft.sampling.prompt_logprobs is not None:
             raise UnsupportedParameter("Background requests have no 'prompt_logprobs'.", param="prompt_logprobs")
@@ -128,15 +129,30 @@ class DetachedJobs:
             raise Overloaded("Too many background requests are running.", retry_after=1.0)
         self._supervisor.refuse_quarantined(draft)
         job, since = job_id(self._random), self._clock.monotonic()
-        await self._store.create(job, tenant, pack(draft), self._bus.process, self._timing.lease_s)
+        bill = bill or Bill(model=draft.model, prompt_tokens=draft.prompt_tokens)
+        await self._store.create(job, tenant, pack(draft), self._bus.process, self._timing.lease_s, bill)
         try:
             active = self._supervisor.start_detached(job, draft)
-            self._keeper.keep(active, since)
-            await _admitted(active)
+            self._keeper.keep(active, since, over)
+            await admitted(active)
         except HeadraceError:
-            await self._undo(job, tenant)
+            await self.undo(job, tenant)
             raise
         return job
+
+    async def undo(self, job: str, tenant: str) -> None:
+        """A job that was submitted here a moment ago stops, leaves nothing behind, and is not booked.
+
+        If the database cannot be told now, it is kept there as ended, with what it used.
+        """
+        if (active := self._keeper.live(job)) is not None:
+            self._supervisor.cancel(active)
+        try:
+            await self._store.delete(job, tenant, booked=False)
+        except StoreUnavailable:
+            self._metrics.store_failures.add(1, {"operation": "delete"})
+            return
+        self._keeper.forget(job)
 
     async def attach(self, job: str, tenant: str, first: Mapping[int, int] | None = None) -> DetachedReader:
         """Read the job from these token indexes on (by choice; 0 where none is given), now or later, here or anywhere.
@@ -170,21 +186,15 @@ class DetachedJobs:
             await self._keeper.checkpoint()
 
     async def delete(self, job: str, tenant: str) -> None:
-        """Stop it, and forget all of it. Raises `NotFound`, `StoreUnavailable`."""
+        """Stop it, book what it used, and forget all of it. Raises `NotFound`, `StoreUnavailable`."""
+        if job in self._keeper:
+            await self._keeper.checkpoint()
         if not await self._store.delete(job, tenant):
             raise unknown()
         if job in self._keeper:
             await self._keeper.checkpoint()
 
     # inside
-
-    async def _undo(self, job: str, tenant: str) -> None:
-        """A job that was refused leaves nothing behind. If the database cannot be told now, it is kept there as failed."""
-        try:
-            await self._store.delete(job, tenant)
-        except StoreUnavailable:
-            return
-        self._keeper.forget(job)
 
     async def _run(self) -> None:
         await self._make_ready()
@@ -218,11 +228,3 @@ class DetachedJobs:
                 self._metrics.store_failures.add(1, {"operation": "sweep"})
                 _log.debug("nothing swept: %s", error)
                 await self._make_ready()  # the tables may be gone with their file
-
-
-async def _admitted(job: ActiveJob) -> None:
-    """Returns once it is accepted, queued or owned, or another edge holds it. Raises what refused it."""
-    while not (job.admitted or job.given_up):
-        if job.closed and not job.complete:
-            raise job.error or JobCancelled()
-        await job.mailbox.wait(_PATIENCE_S)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from schemas.errors import StoreUnavailable
@@ -17,6 +17,7 @@ from services.bus.interface import Bus
 from services.clock import Clock
 from services.edge.detached.kept import Kept
 from services.edge.detached.timing import DetachedTiming
+from services.edge.gate.budgets import measure
 from services.edge.jobs.active import ActiveJob
 from services.edge.jobs.supervisor import Supervisor
 from services.edge.store.jobs import JobStore
@@ -25,6 +26,10 @@ from services.telemetry.logs import AtMost, fields
 from services.telemetry.metrics import Metrics
 
 _log = logging.getLogger("headrace.edge")
+
+
+def nothing(_: int) -> None:
+    """Nobody waits for the end of the job here."""
 
 
 class Keeper:
@@ -57,15 +62,15 @@ class Keeper:
         """Tokens that are not in the database yet."""
         return sum(kept.job.received() - sum(kept.written) for kept in list(self._kept.values()))
 
-    def keep(self, job: ActiveJob, since: float) -> None:
-        """A job whose row became ours after `since` (monotonic seconds). What it has now is in the database."""
+    def keep(self, job: ActiveJob, since: float, over: Callable[[int], None] = nothing) -> None:
+        """A job whose row became ours after `since` (monotonic seconds). What it has is in the database. `over`: see `Kept`."""
         written = [len(choice.tokens) for choice in job.choices]
         ended = {index for index, choice in enumerate(job.choices) if choice.finish is not None}
-        kept = self._kept[job.id] = Kept(job, since + self._timing.lease_s, self._clock.monotonic(), written, ended)
+        kept = self._kept[job.id] = Kept(job, since + self._timing.lease_s, self._clock.monotonic(), written, over, ended)
         job.held = partial(self._ours, kept)
 
     def forget(self, job: str) -> None:
-        """Its row is gone."""
+        """Its row is gone, and it counts as if it had never been."""
         self._kept.pop(job, None)
 
     async def run(self) -> None:
@@ -113,7 +118,8 @@ class Keeper:
                 self._supervisor.let_go(one.job)
             if kept:
                 await self._write(kept, release=True)
-            self._kept = {job: one for job, one in self._kept.items() if not one.job.given_up}
+            for one in [one for one in self._kept.values() if one.job.given_up]:
+                self._leave(one)
 
     def abandon(self) -> None:
         """Leave every job to other edges, which will find it when its lease runs out."""
@@ -124,15 +130,17 @@ class Keeper:
         began = self._clock.monotonic()
         pending = [(one, one.checkpoint(release=release)) for one in kept]
         try:
-            standings = await self._store.checkpoint(self._bus.process, [written for _, written in pending], self._timing.lease_s)
+            done = await self._store.checkpoint(self._bus.process, [written for _, written in pending], self._timing.lease_s)
         except StoreUnavailable as error:
             self._metrics.store_failures.add(1, {"operation": "checkpoint"})
             if self._may_log() is not None:
                 _log.warning("the database cannot be written", extra=fields(error=error.__cause__ or error, jobs=len(pending)))
             return
         self._metrics.store_checkpoint_time.record(self._clock.monotonic() - began)
+        for entry in done.booked:
+            measure(self._metrics, entry)
         for one, written in pending:
-            self._settle(one, written, standings[written.job], began)
+            self._settle(one, written, done.standings[written.job], began)
 
     def _settle(self, kept: Kept, written: Checkpoint, standing: Standing, began: float) -> None:
         job = kept.job
@@ -142,12 +150,12 @@ class Keeper:
             self._let_go(kept)
             return
         if standing is Standing.DELETED:
-            del self._kept[job.id]
+            self._leave(kept)
             self._supervisor.cancel(job)
             return
         kept.saved(written, began + self._timing.lease_s)
         if written.end is not None:
-            del self._kept[job.id]
+            self._leave(kept)
         elif standing is Standing.CANCEL and not job.joining:
             self._supervisor.cancel(job)
 
@@ -155,5 +163,9 @@ class Keeper:
         return self._clock.monotonic() < kept.valid_until
 
     def _let_go(self, kept: Kept) -> None:
-        del self._kept[kept.job.id]
+        self._leave(kept)
         self._supervisor.let_go(kept.job)
+
+    def _leave(self, kept: Kept) -> None:
+        del self._kept[kept.job.id]
+        kept.over(kept.used_tokens)

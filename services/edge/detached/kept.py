@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from schemas.job import pack_ids
@@ -13,19 +14,31 @@ from services.edge.store.records import Checkpoint, Chunk, Data, End, Facts, Job
 class Kept:
     """`valid_until`: when our lease may end; `told_at`: when its owner last heard that we hold it (both monotonic seconds).
 
-    `written`: tokens in the database, by choice; `ended`: choices whose finish is there.
+    `written`: tokens in the database, by choice; `ended`: choices whose finish is there. `over`: called with the tokens that it
+    used, as far as is known here, when it is held here no more.
     """
 
     job: ActiveJob
     valid_until: float
     told_at: float
     written: list[int]
+    over: Callable[[int], None]
     ended: set[int] = field(default_factory=set)
 
     def checkpoint(self, *, release: bool = False) -> Checkpoint:
         """What is new. Nothing changes here before `saved`."""
         job = self.job
-        facts = Facts(job.attempt, job.claimed_attempt, job.deaths, job.in_charge, job.owned, job.weights, job.cached_tokens)
+        facts = Facts(
+            attempt=job.attempt,
+            claimed=job.claimed_attempt,
+            deaths=job.deaths,
+            owner=job.in_charge,
+            owned=job.owned,
+            weights=job.weights,
+            cached_tokens=job.cached_tokens,
+            compute_s=job.compute_s,
+            run_compute_s=job.run_compute_s,
+        )
         chunks = tuple(chunk for index in range(len(job.choices)) if (chunk := self._chunk(index)) is not None)
         return Checkpoint(job.id, facts, chunks, self._end(), release)
 
@@ -36,6 +49,10 @@ class Kept:
             self.written[chunk.choice] = chunk.first + chunk.count
             if chunk.data.finish is not None:
                 self.ended.add(chunk.choice)
+
+    @property
+    def used_tokens(self) -> int:
+        return self.job.draft.prompt_tokens + self.job.received()
 
     def _chunk(self, index: int) -> Chunk | None:
         choice, first = self.job.choices[index], self.written[index]

@@ -35,7 +35,7 @@ def beyond() -> InvalidRequest:
 
 
 class DetachedReader:
-    """A `services.edge.api.ports.Handle` that can come and go: `cancel` ends the reading, not the job.
+    """Reads as a `JobHandle` does, but comes and goes: `cancel` ends the reading, not the job.
 
     `first` maps each of the job's choices to the index of the first token that is wanted.
     """
@@ -45,7 +45,6 @@ class DetachedReader:
         self.draft = draft
         self.cached_tokens = 0
         self.compute_s = 0.0
-        """As far as it was computed while this edge held the job."""
         self._next = dict(first)
         """Choices that go on, each with the index of its next token."""
         self._keeper = keeper
@@ -58,9 +57,6 @@ class DetachedReader:
     def done(self) -> bool:
         """Every choice finished and was handed out."""
         return not self._next
-
-    async def admitted(self) -> None:
-        """It was, when it was submitted."""
 
     async def next(self, timeout: float) -> list[Delta]:
         """What is new; an empty list after `timeout` seconds without news, or after the end.
@@ -121,7 +117,7 @@ class DetachedReader:
             raise unknown()
         if found.state is JobState.EXPIRED:
             raise gone()
-        self.cached_tokens = found.cached_tokens or 0
+        self.cached_tokens, self.compute_s = found.cached_tokens or 0, found.compute_s
         news = [delta for chunk in found.chunks if (delta := self._from_chunk(chunk)) is not None]
         if not news and found.state is not JobState.RUNNING:
             raise _end(found)

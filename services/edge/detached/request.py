@@ -39,6 +39,8 @@ def inherit(row: StoredJob) -> Inherited:
         weights=facts.weights,
         deaths=facts.deaths,
         cached_tokens=facts.cached_tokens,
+        earlier_compute_s=facts.compute_s - facts.run_compute_s,
+        run_compute_s=facts.run_compute_s,
     )
 
 

@@ -91,15 +91,23 @@ class Budgets:
             if running:
                 self._kicked.set()  # another edge may need the place
 
+    def hand_over(self, holds: Sequence[Hold]) -> None:
+        """The request's job has a row that counts what it uses, or has counted it."""
+        for hold in holds:
+            if hold.purse.window == windows.RUNNING:
+                hold.purse.settle(hold.amount, 0, "")
+            else:
+                hold.purse.hand_over(hold.amount)
+            self._kicked.set()
+
     def book(self, caller: Caller, used: Used) -> None:
         """An entry of the ledger, written within `FLUSH_S` while the database can be used."""
-        labels = {"tenant": caller.tenant.name, "model": used.model}
-        self._metrics.compute.add(used.compute_s, labels)
-        self._metrics.cost.add(used.cost or 0.0, labels)
+        entry = Entry(caller.tenant.name, caller.key, used)
+        measure(self._metrics, entry)
         if len(self._entries) >= _MOST_BEHIND:
             self._metrics.usage_lost.add(1)
             return
-        self._entries.append(Entry(caller.tenant.name, caller.key, used))
+        self._entries.append(entry)
 
     async def run(self) -> None:
         """Until cancelled; then `close`."""
@@ -198,6 +206,13 @@ class Budgets:
             found = self._purses[key] = Purse(owner, window, limit)
         found.change(limit)
         return found
+
+
+def measure(metrics: Metrics, entry: Entry) -> None:
+    """Compute and cost, for whoever watches them."""
+    labels = {"tenant": entry.tenant, "model": entry.used.model}
+    metrics.compute.add(entry.used.compute_s, labels)
+    metrics.cost.add(entry.used.cost or 0.0, labels)
 
 
 def unchecked() -> Unavailable:

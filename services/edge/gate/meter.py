@@ -19,7 +19,7 @@ from services.edge.gate import windows
 from services.edge.gate.allotment import Allotment, Verdict
 from services.edge.gate.budgets import Budgets, Hold, unchecked
 from services.edge.gate.limits import NONE, Limits
-from services.edge.gate.records import Caller, Used
+from services.edge.gate.records import Bill, Caller, Used
 
 REQUESTS, TOKENS = "requests", "tokens"
 _OVER = {REQUESTS: RateLimited, TOKENS: TokensLimited}
@@ -52,10 +52,22 @@ class Reservation:
         if self.ended:
             return
         self.ended = True
-        for one in self.tokens:
-            one.allotment.give_back(one.amount - min(used.tokens, one.amount), one.window)
+        self._give_back(used.tokens)
         self.budgets.settle(self.holds, used.job, used.tokens)
         self.budgets.book(self.caller, used)
+
+    def bill(self, model: str, prompt_tokens: int, price: float | None) -> Bill:
+        """For the row of the request's job, which is booked with it."""
+        counted = tuple((hold.purse.owner, hold.purse.window) for hold in self.holds if hold.purse.window != windows.RUNNING)
+        return Bill(model=model, prompt_tokens=prompt_tokens, key=self.caller.key, price=price, budgets=counted)
+
+    def hand_over(self, used_tokens: int) -> None:
+        """The request's job was booked with its row, or another edge will do that. As `settle`, the first counts."""
+        if self.ended:
+            return
+        self.ended = True
+        self._give_back(used_tokens)
+        self.budgets.hand_over(self.holds)
 
     def undo(self) -> None:
         """The request never ran."""
@@ -65,6 +77,10 @@ class Reservation:
         for one in (*self.requests, *self.tokens):
             one.allotment.give_back(one.amount, one.window)
         self.budgets.settle(self.holds, "", 0)
+
+    def _give_back(self, used_tokens: int) -> None:
+        for one in self.tokens:
+            one.allotment.give_back(one.amount - min(used_tokens, one.amount), one.window)
 
     @contextmanager
     def undone_on_failure(self) -> Iterator[None]:

@@ -46,6 +46,7 @@ class Purse:
     """`free` can be given out; `promised` is what running requests may use; `used` is what ended ones did, not yet booked.
 
     `waiting`: the sum of what requests wait for. `recall`: what is free goes back before anything is granted.
+    `stale`: less is held than the database was told.
     """
 
     owner: str
@@ -57,6 +58,7 @@ class Purse:
     waiting: int = 0
     spent: int = 0
     recall: bool = False
+    stale: bool = False
     asked: float = -math.inf
     lent_until: float = -math.inf
     short_until: float = -math.inf
@@ -89,6 +91,11 @@ class Purse:
             self.used += used
             self.charges[job] = self.charges.get(job, 0) + used
 
+    def hand_over(self, amount: int) -> None:
+        """What a request that runs was promised is counted by its row from now on: it is held here no more."""
+        self.promised -= amount
+        self.stale = True
+
     def change(self, limit: int) -> None:
         """Somebody changed the budget."""
         if limit != self.limit:
@@ -108,9 +115,9 @@ class Purse:
         if not idle and now >= self.short_until and (self.waiting or self.low(now)):
             want = max(0, self.waiting + self._slice - self.free)
         due = self.held > 0 and now > self.asked + _RENEW_S
-        if not (want or surplus or charges or self.recall or due):
+        if not (want or surplus or charges or self.recall or self.stale or due):
             return None
-        self.asked = now
+        self.asked, self.stale = now, False
         return Ask(self.owner, self.window, self.limit, self.held - sum(charges.values()), want, charges)
 
     def take(self, ask: Ask, got: Got, now: float) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from schemas.job import Tier
 from services.edge.gate.limits import NONE, Limits
 from services.edge.jobs.explained import Explain
@@ -50,6 +52,14 @@ class Caller:
         return self.models is None or model in self.models
 
 
+_DIGITS = 10
+
+
+def cost(compute_s: float, price: float | None) -> float | None:
+    """Of so many seconds of compute, at `price` a second; None = no price is set."""
+    return None if price is None else round(compute_s * price, _DIGITS)
+
+
 @dataclass(frozen=True, slots=True)
 class Used:
     """What one request used, once it has ended. `job`: its first job's id. `cost` None = no price was set."""
@@ -74,3 +84,21 @@ class Entry:
     tenant: str
     key: str
     used: Used
+
+
+class Bill(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the row of a job that outlives its edge says of its payer, so that whichever edge ends the job can book it.
+
+    `key` as in `Caller`; `price`: of a second of compute; `budgets`: (owner, window) of each that the job's tokens count in.
+    """
+
+    model: str
+    prompt_tokens: int
+    key: str = ""
+    price: float | None = None
+    budgets: tuple[tuple[str, str], ...] = ()
+
+    def used(self, job: str, completion_tokens: int, cached_tokens: int, compute_s: float) -> Used:
+        """What the job comes to."""
+        price = cost(compute_s, self.price)
+        return Used(job, self.model, self.prompt_tokens, completion_tokens, cached_tokens, compute_s, price)

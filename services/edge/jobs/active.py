@@ -112,9 +112,18 @@ class ActiveJob:
         for choice in self.choices:
             choice.forget_unseen()
 
-    def rejoin(self, attempt: int) -> None:
-        """Somebody still has this attempt, of which we had not heard; later ones are counted from where we were."""
+    def inherit(self, earlier_s: float, run_s: float) -> None:
+        """What earlier edges heard of its compute: of attempts that had ended, and of the one that had not."""
+        self._computed_before, self._computed = earlier_s, run_s
+
+    def rejoin(self, attempt: int, *, known: bool) -> None:
+        """Somebody still has this attempt, of which we had not heard; later ones are counted from where we were.
+
+        `known`: earlier edges had heard of it, and of its compute.
+        """
         self._claimed, self.attempt = self.claimed_attempt, attempt
+        if not known:
+            self._computed_before, self._computed = self.compute_s, 0.0
 
     @property
     def claimed_attempt(self) -> int:
@@ -298,6 +307,11 @@ class ActiveJob:
     def compute_s(self) -> float:
         """Of all attempts, as far as workers have said."""
         return self._computed_before + self._computed
+
+    @property
+    def run_compute_s(self) -> float:
+        """Of it, the current attempt's."""
+        return self._computed
 
     def unread(self) -> list[Delta]:
         found = []

@@ -19,6 +19,17 @@ class JobCancelled(Exception):
     """The job was given up by its own caller."""
 
 
+async def admitted(job: ActiveJob) -> None:
+    """Returns once the job is accepted, queued or owned, or another edge holds it; when its caller asked why, not before the
+    router has answered.
+
+    Raises the `HeadraceError` that refused it; `JobCancelled`.
+    """
+    while not (job.given_up or (job.admitted and (job.answered or not job.draft.explain))):
+        _raise_end(job)
+        await job.mailbox.wait(_PATIENCE_S)
+
+
 class JobHandle:
     def __init__(self, job: ActiveJob, cancel: Callable[[ActiveJob], None], stop: Callable[[ActiveJob, int], None]) -> None:
         self._job = job
@@ -50,14 +61,8 @@ class JobHandle:
         return self._job.prompt.logprobs
 
     async def admitted(self) -> None:
-        """Returns once the job is accepted, queued or owned; when its caller asked why, not before the router has answered.
-
-        Raises the `HeadraceError` that refused it.
-        """
-        job = self._job
-        while not (job.admitted and (job.answered or not job.draft.explain)):
-            self._raise_end()
-            await job.mailbox.wait(_PATIENCE_S)
+        """As the function."""
+        await admitted(self._job)
 
     async def next(self, timeout: float) -> list[Delta]:
         """What is new, one `Delta` a choice; an empty list after `timeout` seconds without news, or after the end.
@@ -69,7 +74,7 @@ class JobHandle:
                 return news
             if self._job.complete:
                 return []
-            self._raise_end()
+            _raise_end(self._job)
             if not await self._job.mailbox.wait(timeout):
                 return []
 
@@ -86,6 +91,7 @@ class JobHandle:
         """Nothing more is needed of this choice; the others go on."""
         self._stop(self._job, choice)
 
-    def _raise_end(self) -> None:
-        if self._job.closed and not self._job.complete:
-            raise self._job.error or JobCancelled()
+
+def _raise_end(job: ActiveJob) -> None:
+    if job.closed and not job.complete:
+        raise job.error or JobCancelled()

@@ -22,7 +22,10 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """`age` in seconds. `known_attempt` was made by an earlier edge, `next_attempt` by none, nor any above it."""
+    """`age` in seconds. `known_attempt` was made by an earlier edge, `next_attempt` by none, nor any above it.
+
+    Compute in seconds: of attempts before the known one, and of that one.
+    """
 
     job: str
     draft: Draft
@@ -34,6 +37,8 @@ class Inherited:
     weights: str
     deaths: int
     cached_tokens: int | None
+    earlier_compute_s: float = 0.0
+    run_compute_s: float = 0.0
 
     def active(self, edge: str, reply_to: str, wall: float) -> ActiveJob:
         """`wall`: now, in Unix seconds."""
@@ -41,5 +46,6 @@ class Inherited:
         job = ActiveJob(self.job, self.draft, edge, reply_to, stamp, detached=True, attempt=self.next_attempt - 1)
         job.choices = [ChoiceTokens.kept(one.tokens, one.logprobs, one.finish) for one in self.choices]
         job.owned, job.weights, job.deaths, job.cached_tokens = self.owned, self.weights, self.deaths, self.cached_tokens
+        job.inherit(self.earlier_compute_s, self.run_compute_s)
         job.joining = job.submitted = job.admitted = True
         return job

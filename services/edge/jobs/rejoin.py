@@ -60,7 +60,7 @@ class Rejoin:
             if entry.attempt < known:  # a leftover of an attempt that its edge had given up
                 self._wire.cancel_run(control, entry.run, job.id)
                 continue
-            job.rejoin(entry.attempt)
+            job.rejoin(entry.attempt, known=entry.attempt == known)
             job.joining = False
             job.admitted = True
             self._inbox.on_position(digest, control)

@@ -17,6 +17,7 @@ from schemas.errors import Gone, HeadraceError, InternalError, NotFound, StoreUn
 from services.edge.api.measure import Measure
 from services.edge.api.served import Served
 from services.edge.gate.meter import Reservation
+from services.edge.gate.records import Bill
 from services.edge.jobs.draft import Draft
 from services.edge.jobs.handle import JobCancelled
 from services.edge.responses.objects import RUNNING, Object, cancelled, failed
@@ -41,7 +42,9 @@ _log = logging.getLogger("headrace.edge")
 class Detached(Protocol):
     """See `services.edge.detached.jobs`; the tests play it."""
 
-    async def submit(self, draft: Draft, tenant: str) -> str: ...
+    async def submit(self, draft: Draft, tenant: str, bill: Bill, over: Callable[[int], None]) -> str: ...
+
+    async def undo(self, job: str, tenant: str) -> None: ...
 
     async def attach(self, job: str, tenant: str) -> Reader: ...
 
@@ -72,11 +75,13 @@ class Background:
         measure: Measure,
     ) -> StoredResponse:
         """`make` makes the response's object of its id. Raises the `HeadraceError` that refused it: nothing is left of it."""
+        draft = prepared.draft
+        bill = reservation.bill(draft.model, draft.prompt_tokens, self._served.settings.price_per_compute_s)
         with reservation.undone_on_failure():
-            job = await self._detached.submit(prepared.draft, tenant)
+            job = await self._detached.submit(draft, tenant, bill, reservation.hand_over)
             stored = StoredResponse(make(PREFIX + job), items, running=True)
             await self._add(tenant, job, stored)
-        self._following[stored.id] = asyncio.create_task(self._follow(stored, tenant, reservation, measure))
+        self._following[stored.id] = asyncio.create_task(self._follow(stored, tenant, measure))
         return stored
 
     async def read(self, stored: StoredResponse, tenant: str, after: int = -1) -> Reading:
@@ -148,10 +153,10 @@ class Background:
         try:
             await self._store.add(tenant, stored)
         except BaseException:
-            await self._detached.delete(job, tenant)
+            await self._detached.undo(job, tenant)
             raise
 
-    async def _follow(self, stored: StoredResponse, tenant: str, reservation: Reservation, measure: Measure) -> None:
+    async def _follow(self, stored: StoredResponse, tenant: str, measure: Measure) -> None:
         reading = None
         try:
             reader = await self._detached.attach(_job(stored), tenant)
@@ -168,7 +173,6 @@ class Background:
             self._following.pop(stored.id, None)
             if reading is not None:
                 usage = reading.answer.usage
-                reservation.settle(usage.record(_job(stored), measure.model))
                 measure.end("left", usage.prompt_tokens, usage.completion_tokens)
                 reading.answer.cancel()
 

@@ -10,10 +10,13 @@ from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from schemas.codec import decode, encode
+from schemas.codec import decode
+from services.edge.gate.records import Bill
+from services.edge.store.checkpoints import Encoded, facts_row, write
 from services.edge.store.database import Database, database_time
 from services.edge.store.records import (
     ROWS,
@@ -25,10 +28,11 @@ from services.edge.store.records import (
     Positions,
     Progress,
     Retention,
-    Standing,
     StoredJob,
     Swept,
+    Written,
 )
+from services.edge.store.settlement import settle
 from services.edge.store.tables import detached_jobs as jobs
 from services.edge.store.tables import detached_tokens as tokens
 
@@ -41,12 +45,15 @@ _ENDED = (JobState.FINISHED, JobState.FAILED, JobState.CANCELLED)
 class JobStore(Protocol):
     """Every method raises `StoreUnavailable` within a few seconds when the database cannot be used."""
 
-    async def create(self, job: str, tenant: str, request: bytes, edge: str, lease_s: float) -> None:
-        """A new row, held by `edge`."""
+    async def create(self, job: str, tenant: str, request: bytes, edge: str, lease_s: float, bill: Bill | None = None) -> None:
+        """A new row, held by `edge`. Without a `bill` what it uses is not booked."""
         ...
 
-    async def checkpoint(self, edge: str, checkpoints: Sequence[Checkpoint], lease_s: float) -> dict[str, Standing]:
-        """Write what is new, and renew the leases, all at once. What `edge` does not hold is not written. Safe to repeat."""
+    async def checkpoint(self, edge: str, checkpoints: Sequence[Checkpoint], lease_s: float) -> Written:
+        """Write what is new, renew the leases, book what has ended, all at once. What `edge` does not hold is not written.
+
+        Safe to repeat.
+        """
         ...
 
     async def adopt(self, edge: str, dead: Collection[str], lease_s: float, most: int) -> list[StoredJob]:
@@ -63,7 +70,9 @@ class JobStore(Protocol):
         """Its holder will hear of it. False: there is no such running job."""
         ...
 
-    async def delete(self, job: str, tenant: str) -> bool: ...
+    async def delete(self, job: str, tenant: str, *, booked: bool = True) -> bool:
+        """With all its tokens; first what it used so far is booked, unless it counts as if it had never been."""
+        ...
 
     async def sweep(self, retention: Retention) -> Swept:
         """Let go of what ended long ago, and of more when it takes too much room."""
@@ -76,7 +85,7 @@ class SqlJobStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def create(self, job: str, tenant: str, request: bytes, edge: str, lease_s: float) -> None:
+    async def create(self, job: str, tenant: str, request: bytes, edge: str, lease_s: float, bill: Bill | None = None) -> None:
         now = database_time()
         row: dict[str, Any] = {
             "job": job,
@@ -90,18 +99,16 @@ class SqlJobStore:
             "error_code": "",
             "error": "",
             "size": 0,
-            **_facts_row(Facts()),
+            "bill": msgspec.json.encode(bill) if bill is not None else None,
+            **facts_row(Facts()),
         }
         async with self._database.write() as connection:
             await connection.execute(sa.insert(jobs).values(row))
 
-    async def checkpoint(self, edge: str, checkpoints: Sequence[Checkpoint], lease_s: float) -> dict[str, Standing]:
+    async def checkpoint(self, edge: str, checkpoints: Sequence[Checkpoint], lease_s: float) -> Written:
+        encoded = [Encoded.of(one) for one in checkpoints]
         async with self._database.write() as connection:
-            await _renew(connection, edge, checkpoints, lease_s)
-            standings = await _standings(connection, edge, [one.job for one in checkpoints])
-            held = [one for one in checkpoints if standings[one.job] in (Standing.HELD, Standing.CANCEL)]
-            await _append(connection, held)
-            return standings
+            return await write(connection, edge, encoded, lease_s)
 
     async def adopt(self, edge: str, dead: Collection[str], lease_s: float, most: int) -> list[StoredJob]:
         lapsed = sa.and_(
@@ -130,19 +137,23 @@ class SqlJobStore:
         return _stored(row) if row is not None else None
 
     async def read(self, job: str, positions: Positions) -> Progress | None:
-        columns = (jobs.c.state, jobs.c.cached_tokens, jobs.c.error_code, jobs.c.error)
+        columns = (jobs.c.state, jobs.c.cached_tokens, jobs.c.compute_s, jobs.c.error_code, jobs.c.error)
         async with self._database.read() as connection:
             row = (await connection.execute(sa.select(*columns).where(jobs.c.job == job))).one_or_none()
             if row is None:
                 return None
             chunks = await _chunks(connection, job, positions)
-        return Progress(JobState(row.state), chunks, row.cached_tokens, row.error_code, row.error)
+        return Progress(JobState(row.state), chunks, row.cached_tokens, row.compute_s, row.error_code, row.error)
 
     async def ask_cancel(self, job: str, tenant: str) -> bool:
         return await self._one(sa.update(jobs).where(_is(job, tenant), jobs.c.state == JobState.RUNNING).values(cancel=True))
 
-    async def delete(self, job: str, tenant: str) -> bool:
+    async def delete(self, job: str, tenant: str, *, booked: bool = True) -> bool:
         async with self._database.write() as connection:
+            # Locked before anything is booked: its holder, who may end it now, locks in this order too.
+            mine = (await connection.scalars(sa.select(jobs.c.job).where(_is(job, tenant)).with_for_update())).all()
+            if booked:
+                await settle(connection, mine)
             deleted = await connection.execute(sa.delete(jobs).where(_is(job, tenant)))
             if deleted.rowcount:
                 await connection.execute(sa.delete(tokens).where(tokens.c.job == job))
@@ -165,75 +176,13 @@ class SqlJobStore:
             )
             if old:
                 await connection.execute(sa.delete(tokens).where(tokens.c.job.in_(old)))
-                emptied = {"state": JobState.EXPIRED, "request": b"", "size": 0}
+                emptied = {"state": JobState.EXPIRED, "request": b"", "size": 0, "bill": None}
                 await connection.execute(sa.update(jobs).where(jobs.c.job.in_(old)).values(emptied))
             return Swept(len(old), forgotten.rowcount)
 
     async def _one(self, statement: sa.Update) -> bool:
         async with self._database.write() as connection:
             return bool((await connection.execute(statement)).rowcount)
-
-
-async def _renew(connection: AsyncConnection, edge: str, checkpoints: Sequence[Checkpoint], lease_s: float) -> None:
-    now = database_time()
-    renew = (
-        sa.update(jobs)
-        .where(jobs.c.job == sa.bindparam("of_job"), jobs.c.edge == edge)
-        .values(
-            lease_until=now + sa.bindparam("lease"),
-            size=jobs.c.size + sa.bindparam("added"),
-            **{name: sa.bindparam(f"new_{name}") for name in _facts_row(Facts())},
-        )
-    )
-    rows = [
-        {
-            "of_job": one.job,
-            "lease": -1.0 if one.release else lease_s,
-            "added": sum(len(encode(chunk.data)) for chunk in one.chunks),
-            **{f"new_{name}": value for name, value in _facts_row(one.facts).items()},
-        }
-        for one in checkpoints
-    ]
-    await connection.execute(renew, rows)
-    for one in checkpoints:
-        if one.end is not None:
-            ended = {"state": one.end.state, "error_code": one.end.code, "error": one.end.message, "ended": now}
-            mine = (jobs.c.job == one.job, jobs.c.edge == edge, jobs.c.state == JobState.RUNNING)
-            await connection.execute(sa.update(jobs).where(*mine).values(ended))
-
-
-async def _standings(connection: AsyncConnection, edge: str, asked: Sequence[str]) -> dict[str, Standing]:
-    query = sa.select(jobs.c.job, jobs.c.edge, jobs.c.cancel).where(jobs.c.job.in_(asked))
-    found = dict.fromkeys(asked, Standing.DELETED)
-    for row in (await connection.execute(query)).all():
-        held = Standing.CANCEL if row.cancel else Standing.HELD
-        found[row.job] = held if row.edge == edge else Standing.TAKEN
-    return found
-
-
-async def _append(connection: AsyncConnection, checkpoints: Sequence[Checkpoint]) -> None:
-    """A checkpoint whose fate was unknown is written again, longer: what it left is replaced."""
-    rows = [
-        {
-            "of_job": one.job,
-            "of_choice": chunk.choice,
-            "from_first": chunk.first,
-            "count": chunk.count,
-            "data": encode(chunk.data),
-        }
-        for one in checkpoints
-        for chunk in one.chunks
-    ]
-    if not rows:
-        return
-    job: sa.BindParameter[str] = sa.bindparam("of_job")
-    choice: sa.BindParameter[int] = sa.bindparam("of_choice")
-    first: sa.BindParameter[int] = sa.bindparam("from_first")
-    await connection.execute(
-        sa.delete(tokens).where(tokens.c.job == job, tokens.c.choice == choice, tokens.c.first >= first),
-        [{name: row[name] for name in ("of_job", "of_choice", "from_first")} for row in rows],
-    )
-    await connection.execute(sa.insert(tokens).values(job=job, choice=choice, first=first), rows)
 
 
 async def _chunks(connection: AsyncConnection, job: str, positions: Positions | None = None) -> tuple[Chunk, ...]:
@@ -251,13 +200,7 @@ def _is(job: str, tenant: str) -> sa.ColumnElement[bool]:
     return sa.and_(jobs.c.job == job, jobs.c.tenant == tenant)
 
 
-def _facts_row(facts: Facts) -> dict[str, Any]:
-    return {name: getattr(facts, name) for name in Facts.__slots__}
-
-
 def _stored(row: sa.RowMapping, chunks: tuple[Chunk, ...] = ()) -> StoredJob:
     facts = Facts(**{name: row[name] for name in Facts.__slots__})
-    names = ("job", "tenant", "request", "edge", "cancel", "error_code", "error")
-    return StoredJob(
-        state=JobState(row["state"]), age=float(row["age"]), facts=facts, chunks=chunks, **{name: row[name] for name in names}
-    )
+    named = {name: row[name] for name in ("job", "request", "edge")}
+    return StoredJob(state=JobState(row["state"]), age=float(row["age"]), facts=facts, chunks=chunks, **named)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from schemas.codec import SCHEMA, Message
 from schemas.errors import HeadraceError, from_code
 from schemas.reply import FinishReason, Logprob
+from services.edge.gate.records import Entry
 
 ROWS = range(1, SCHEMA + 2)
 """Schema versions of what lies in rows: they outlive an upgrade, either way, and messages only ever gain fields."""
@@ -60,7 +61,7 @@ class Facts:
     """What the next holder of a job must know.
 
     `attempt` is the current one, `claimed` the highest that was made, or could have been. `owned`: a run of it once was; `owner`:
-    the worker that has it, "" = none.
+    the worker that has it, "" = none. `compute_s`: of all attempts, `run_compute_s`: of it, the current one's.
     """
 
     attempt: int = 1
@@ -70,6 +71,8 @@ class Facts:
     owned: bool = False
     weights: str = ""
     cached_tokens: int | None = None
+    compute_s: float = 0.0
+    run_compute_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +100,20 @@ class StoredJob:
     """A row. `age` is in seconds, by the database's clock."""
 
     job: str
-    tenant: str
     state: JobState
     request: bytes
     age: float
     edge: str
     facts: Facts
-    cancel: bool = False
-    error_code: str = ""
-    error: str = ""
     chunks: tuple[Chunk, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What came of checkpoints, by job; `booked`: what was used by those that ended with them."""
+
+    standings: Mapping[str, Standing]
+    booked: Sequence[Entry] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,7 @@ class Progress:
     state: JobState
     chunks: tuple[Chunk, ...] = ()
     cached_tokens: int | None = None
+    compute_s: float = 0.0
     error_code: str = ""
     error: str = ""
 

@@ -32,13 +32,18 @@ detached_jobs = sa.Table(
     sa.Column("owned", sa.Boolean, nullable=False),
     sa.Column("weights", sa.String(128), nullable=False),
     sa.Column("cached_tokens", sa.Integer),
+    sa.Column("compute_s", sa.Double, nullable=False, server_default="0"),
+    sa.Column("run_compute_s", sa.Double, nullable=False, server_default="0"),
     # how it ended
     sa.Column("error_code", sa.String(64), nullable=False),
     sa.Column("error", sa.Text, nullable=False),
     sa.Column("size", sa.BigInteger, nullable=False),
+    # who pays for it
+    sa.Column("bill", sa.LargeBinary),
     sa.Index("ix_detached_jobs_state_lease_until", "state", "lease_until"),
 )
-"""One row a job. `owner` is the worker; `size` is what its tokens take, in bytes."""
+"""One row a job. `owner` is the worker; `size` is what its tokens take, in bytes; `bill`: `gate.records.Bill` as JSON, NULL = it
+is not booked."""
 
 detached_tokens = sa.Table(
     "detached_tokens",

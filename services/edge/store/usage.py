@@ -26,12 +26,12 @@ class SqlUsageStore:
     ) -> Mapping[tuple[str, str], Got]:
         """See `gate.budgets.UsageStore`. What an edge keeps is set, not added to, so a repetition changes nothing."""
         async with self._database.write() as connection:
-            booked = await _book(connection, entries)
+            booked = await book(connection, entries)
             ordered = sorted(asks, key=lambda ask: (ask.owner, ask.window))  # two edges never wait for each other in a circle
             return {(ask.owner, ask.window): await _allot(connection, edge, ask, booked, lease_s) for ask in ordered}
 
 
-async def _book(connection: AsyncConnection, entries: Sequence[Entry]) -> set[str]:
+async def book(connection: AsyncConnection, entries: Sequence[Entry]) -> set[str]:
     """The jobs that were not booked before."""
     if not entries:
         return set()

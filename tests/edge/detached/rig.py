@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,8 +22,10 @@ from services.bus.interface import Msg
 from services.bus.memory import MemoryBus
 from services.clock import SystemClock
 from services.edge.detached.jobs import DetachedJobs
+from services.edge.detached.keeper import nothing
 from services.edge.detached.reader import DetachedReader
 from services.edge.detached.timing import DetachedTiming
+from services.edge.gate.records import Bill
 from services.edge.jobs.draft import Draft
 from services.edge.jobs.supervisor import Supervisor
 from services.edge.store.database import Database, database_url
@@ -35,7 +37,12 @@ from tests.edge.cluster import DECODE, FAST, Cluster, draft, process
 from tests.waiting import PATIENCE_S, until
 
 TENANT = "t"
+TOTAL_S = 120.0
 RUN = 7
+CACHED = 1
+"""Prompt tokens, as every owner says."""
+TOKEN_S = 0.25
+"""What an owner says that a token took to compute."""
 SECOND = process("edge2")
 QUICK = DetachedTiming(
     lease_s=2.0, checkpoint_s=0.05, attach_s=0.2, watch_s=0.02, adopt_s=0.1, poll_s=0.05, cut_off_s=0.5, sweep_s=0.1
@@ -148,11 +155,13 @@ class Owner:
         self.job = job
         self.run = run
         self.base = base
-        self.said = sum(len(choice.generated) for choice in job.choices)
+        self.said = self._began = sum(len(choice.generated) for choice in job.choices)
         self.finished = False
         self.held: list[str] = []
         """Edges that said that they hold the job."""
         self.cancels = 0
+        self.deaf = False
+        """It is dead: it hears and says nothing."""
         self._ended: State | None = None
         self._cluster = cluster
         self._reply_to = job.reply_to
@@ -180,8 +189,8 @@ class Owner:
         return [self.base + index for index in range(self.said)]
 
     def _on_control(self, msg: Msg) -> None:
-        if msg.no_responders:
-            return  # it spoke to an edge that is dead
+        if msg.no_responders or self.deaf:
+            return  # it spoke to an edge that is dead, or is dead itself
         control = decode(msg.data, Control)
         if control.job != self.job.job:
             return
@@ -204,7 +213,7 @@ class Owner:
             self._say(events=(self._event(self._state),))
 
     async def _digests(self) -> None:
-        while self._cluster.bus.connected:
+        while self._cluster.bus.connected and not self.deaf:
             self._digest(self._reply_to)
             await asyncio.sleep(0.05)
 
@@ -227,6 +236,8 @@ class Owner:
             index=begin,
             tokens=tuple(self.base + index for index in range(begin, end)),
             finish=FinishReason.STOP if self.finished else None,
+            cached_tokens=CACHED,
+            compute_s=TOKEN_S * (end - self._began),
         )
 
     def _event(self, state: State, reason: str = "") -> Event:
@@ -237,11 +248,20 @@ class Owner:
         self._cluster.bus.publish(self._reply_to, encode(message), reply=self._cluster.subjects.control(DECODE))
 
 
-async def begun(pair: Pair, *, tokens: int = 3, run: int = RUN, digests: bool = True) -> tuple[str, Owner]:
+async def begun(
+    pair: Pair,
+    *,
+    tokens: int = 3,
+    run: int = RUN,
+    digests: bool = True,
+    bill: Bill | None = None,
+    over: Callable[[int], None] = nothing,
+    total_s: float = TOTAL_S,
+) -> tuple[str, Owner]:
     """A job that the first edge submitted and a worker owns, with its first tokens in the database."""
     count = len(pair.cluster.jobs)
     pair.cluster.answers = [pair.cluster.accept(run, prefill="", decode=DECODE)]
-    submitting = asyncio.create_task(pair.first.detached.submit(long_draft(), TENANT))
+    submitting = asyncio.create_task(pair.first.detached.submit(long_draft(total_s), TENANT, bill, over))
     owner = Owner(pair.cluster, await pair.cluster.submitted(count + 1), run)
     await owner.listen(digests=digests)
     job = await submitting
@@ -266,8 +286,8 @@ async def written(pair: Pair, job: str, tokens: int) -> None:
             await asyncio.sleep(0.01)
 
 
-def long_draft() -> Draft:
-    return replace(draft(), sampling=Sampling(seed=7, max_tokens=1000))
+def long_draft(total_s: float = TOTAL_S) -> Draft:
+    return replace(draft(total_s=total_s), sampling=Sampling(seed=7, max_tokens=1000))
 
 
 async def read_all(reader: DetachedReader, timeout: float = PATIENCE_S) -> tuple[list[int], FinishReason | None]:

@@ -15,6 +15,7 @@ from services.edge.gate.budgets import Budgets
 from services.edge.gate.limits import NONE, Limits
 from services.edge.gate.meter import REQUESTS, TOKENS, Meter
 from services.edge.gate.records import Caller, Used
+from services.edge.gate.windows import DAY, name
 from services.edge.tenant import tenant
 from services.telemetry.metrics import Metrics
 from tests.edge.fakes import SECRET, FakeCounters, FakeUsage
@@ -235,3 +236,22 @@ async def test_a_fault_of_the_store_is_not_the_end() -> None:
     async with running(edges):
         (await edges.meter.admit(caller(), 5, 5)).settle(used(7, "one"))
         await until(lambda: edges.usage.entries)
+
+
+async def test_what_a_row_counts_is_held_here_no_more() -> None:
+    """The row of a job that outlives this edge was charged: this edge gives back all that it was promised, and books nothing."""
+    edges = Edges()
+    day = ("key-k", name(DAY, edges.clock.wall()))
+    who = caller(Limits(tokens_per_day=100, tokens_per_minute=200, concurrent=1))
+    async with running(edges):
+        reservation = await edges.meter.admit(who, 50, 50)
+        bill = reservation.bill("m", 50, 0.5)
+        assert (bill.key, bill.model, bill.prompt_tokens, bill.price, bill.budgets) == ("k", "m", 50, 0.5, (day,))
+        edges.usage.spent[day] += 60
+        reservation.hand_over(60)
+        reservation.settle(used(100))
+        await until(lambda: not sum(edges.usage.held[day].values()))
+        assert await edges.refusal(who, 20, 21) is InsufficientQuota
+        edges.clock.advance(1.0)
+        assert await edges.refusal(who, 20, 20) is None
+    assert not edges.usage.entries

@@ -45,6 +45,19 @@ def test_a_lease_that_ended_grants_nothing() -> None:
     assert renewed.keep == 10  # what runs is still counted, what was free may be somebody else's
 
 
+def test_what_was_handed_over_is_told_at_once() -> None:
+    one = purse()
+    one.waiting = 10
+    given(one, 0.0, 110)
+    one.waiting = 0
+    assert one.grant(10, 0.0)
+    one.hand_over(10)
+    told = given(one, 0.1, 0)
+    assert (told.keep, dict(told.charges)) == (100, {})
+    assert one.ask(0.2) is None
+    assert one.free == 100, "what it used is gone: nobody else is granted it"
+
+
 def test_an_idle_edge_gives_back_what_it_does_not_use() -> None:
     one = purse()
     one.waiting = 10

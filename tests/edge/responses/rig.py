@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ from openai import AsyncOpenAI
 from schemas.errors import NotFound
 from schemas.state import Capabilities
 from services.edge.detached.request import pack
+from services.edge.gate.records import Bill
 from services.edge.jobs.draft import Draft
 from services.edge.responses.routes import add_responses
 from services.edge.store.database import Database
@@ -26,6 +27,8 @@ class DetachedJob:
     draft: Draft
     tenant: str
     script: Script
+    bill: Bill
+    over: Callable[[int], None]
     state: JobState = JobState.RUNNING
     readers: list[FakeHandle] = field(default_factory=list)
 
@@ -38,13 +41,14 @@ class FakeDetached:
         self.default = says("hello")
         self.jobs: dict[str, DetachedJob] = {}
         self.cancelled: list[str] = []
+        self.undone: list[str] = []
 
-    async def submit(self, draft: Draft, tenant: str) -> str:
+    async def submit(self, draft: Draft, tenant: str, bill: Bill, over: Callable[[int], None]) -> str:
         script = self.scripts.pop(0) if self.scripts else self.default
         if script.refuse is not None:
             raise script.refuse
         job = f"d{len(self.jobs) + 1:031x}"
-        self.jobs[job] = DetachedJob(draft, tenant, script)
+        self.jobs[job] = DetachedJob(draft, tenant, script, bill, over)
         return job
 
     async def attach(self, job: str, tenant: str) -> FakeHandle:
@@ -54,9 +58,18 @@ class FakeDetached:
         found.readers.append(reader)
         return reader
 
+    def end(self, job: str, used_tokens: int) -> None:
+        """Its end is in its row."""
+        self.jobs[job].state = JobState.FINISHED
+        self.jobs[job].over(used_tokens)
+
+    async def undo(self, job: str, tenant: str) -> None:
+        self.undone.append(job)
+        await self.delete(job, tenant)
+
     async def find(self, job: str, tenant: str) -> StoredJob:
         found = self._find(job, tenant)
-        return StoredJob(job, tenant, found.state, pack(found.draft), 0.0, "e", Facts(owned=True))
+        return StoredJob(job, found.state, pack(found.draft), 0.0, "e", Facts(owned=True))
 
     async def cancel(self, job: str, tenant: str) -> None:
         found = self._find(job, tenant)

@@ -124,6 +124,37 @@ async def test_a_refused_one_leaves_nothing(api: ResponsesApi) -> None:
     assert not api.detached.jobs
 
 
+async def test_one_whose_row_cannot_be_written_is_called_off(api: ResponsesApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client hears why, and nothing of its limits is taken."""
+
+    async def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable("The database cannot be used now.", retry_after=1.0)
+
+    key = api.keys.make(tenant="acme", limits=Limits(requests_per_minute=1, tokens_per_minute=1000))
+    monkeypatch.setattr(api.background._store, "add", away)
+    refused = await api.respond(key, background=True, max_output_tokens=100)
+    assert (refused.status_code, refused.json()["error"]["message"]) == (503, "The database cannot be used now.")
+    assert (api.detached.undone, api.detached.jobs) == ([f"d{1:031x}"], {})
+    monkeypatch.undo()
+    assert (await api.respond(key, background=True, max_output_tokens=100)).status_code == 200
+
+
+async def test_its_job_is_told_who_pays(api: ResponsesApi) -> None:
+    key = api.keys.make(tenant="acme", limits=Limits(tokens_per_day=10_000, tokens_per_minute=10_000, concurrent=5))
+    booking = asyncio.create_task(api.budgets.run())
+    made = await api.respond(key, background=True, max_output_tokens=100)
+    assert made.status_code == 200, made.text
+    booking.cancel()
+    ((name, job),) = api.detached.jobs.items()
+    record = next(iter(api.keys.records.values()))
+    assert (job.tenant, job.bill.key, job.bill.model, job.bill.price) == ("acme", record.id, MODEL, None)
+    assert job.bill.prompt_tokens == job.draft.prompt_tokens
+    assert [owner for owner, _ in job.bill.budgets] == [f"key-{record.id}"]
+    api.detached.end(name, 20)
+    assert await api.budgets.flush()
+    assert not api.usage.entries, "it is booked with its row"
+
+
 @pytest.mark.parametrize("by", ["look", "retrieve"])
 async def test_another_edge_ends_what_one_left(api: ResponsesApi, database: Database, by: str) -> None:
     api.detached.default = waits()
@@ -179,6 +210,8 @@ async def test_what_it_did_not_use_of_a_limit_comes_back(api: ResponsesApi, back
     for _ in range(3):
         made = await api.respond(key, max_output_tokens=800, background=background)
         assert made.status_code == 200, made.text
+        if background:
+            api.detached.end(made.json()["id"].removeprefix("resp_"), 10)
         async with asyncio.timeout(PATIENCE_S):
             while (await _remaining(api, key)) < 700:  # noqa: ASYNC110 - told in headers only
                 await asyncio.sleep(0.01)

@@ -52,7 +52,7 @@ async def create(store: SqlJobStore, job: str = JOB, *, lease_s: float = LEASE_S
 
 async def say(store: SqlJobStore, *chunks: Chunk, edge: str = E1, end: End | None = None, facts: Facts | None = None) -> Standing:
     one = Checkpoint(JOB, facts or Facts(), chunks, end)
-    return (await store.checkpoint(edge, [one], LEASE_S))[JOB]
+    return (await store.checkpoint(edge, [one], LEASE_S)).standings[JOB]
 
 
 async def test_a_job_from_its_first_token_to_its_end(store: SqlJobStore) -> None:
@@ -114,7 +114,7 @@ async def test_only_its_holder_writes(store: SqlJobStore) -> None:
     await create(store)
     await say(store, chunk(0, 1))
     assert await say(store, chunk(1, 66), edge=E2, end=End(JobState.FAILED)) is Standing.TAKEN
-    assert (await store.checkpoint(E1, [Checkpoint(OTHER, Facts())], LEASE_S)) == {OTHER: Standing.DELETED}
+    assert (await store.checkpoint(E1, [Checkpoint(OTHER, Facts())], LEASE_S)).standings == {OTHER: Standing.DELETED}
     found = await store.read(JOB, {0: 0})
     assert found is not None
     assert (found.state, told(found)) == (JobState.RUNNING, [1])

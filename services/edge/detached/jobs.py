@@ -145,14 +145,15 @@ class DetachedJobs:
 
         If the database cannot be told now, it is kept there as ended, with what it used.
         """
-        if (active := self._keeper.live(job)) is not None:
-            self._supervisor.cancel(active)
+        kept = self._keeper.forget(job)
+        if kept is not None:
+            self._supervisor.cancel(kept.job)
         try:
             await self._store.delete(job, tenant, booked=False)
         except StoreUnavailable:
             self._metrics.store_failures.add(1, {"operation": "delete"})
-            return
-        self._keeper.forget(job)
+            if kept is not None:
+                self._keeper.remember(kept)
 
     async def attach(self, job: str, tenant: str, first: Mapping[int, int] | None = None) -> DetachedReader:
         """Read the job from these token indexes on (by choice; 0 where none is given), now or later, here or anywhere.

@@ -69,9 +69,13 @@ class Keeper:
         kept = self._kept[job.id] = Kept(job, since + self._timing.lease_s, self._clock.monotonic(), written, over, ended)
         job.held = partial(self._ours, kept)
 
-    def forget(self, job: str) -> None:
-        """Its row is gone, and it counts as if it had never been."""
-        self._kept.pop(job, None)
+    def forget(self, job: str) -> Kept | None:
+        """It counts as if it had never been: nothing is written of it any more. None: it is not held here."""
+        return self._kept.pop(job, None)
+
+    def remember(self, kept: Kept) -> None:
+        """It could not be forgotten."""
+        self._kept[kept.job.id] = kept
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -112,11 +112,11 @@ async def test_two_edges_want_it(edges: Pair) -> None:
 async def test_nobody_adopts_it_before_it_expires(edges: Pair) -> None:
     """Whoever comes later finds it, ends it, and books what it used."""
     edges.second.detached.adopts = False
-    job, owner = await begun(edges, bill=BILL, total_s=2.0)
+    job, owner = await begun(edges, bill=BILL, total_s=5.0)
     await edges.first.kill()
     owner.go_on(4)  # lost: no edge was there to hear it
     row = await edges.row(job)
-    while row.age < 2.0:
+    while row.age < 5.0:
         row = await edges.row(job)
     assert (row.state, await ledger(edges.second.database)) == (JobState.RUNNING, [])
     owner.deaf = True

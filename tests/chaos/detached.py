@@ -43,10 +43,10 @@ class EdgeProcess:
         async with asyncio.timeout(START_S):
             await self._answers[0].get()
 
-    async def submit(self, number: int, max_tokens: int) -> str:
-        """A job; the same `number` and `max_tokens` give the same tokens."""
+    async def submit(self, number: int, max_tokens: int, total_s: float = 300.0) -> str:
+        """A job that may take `total_s`; the same `number` and `max_tokens` give the same tokens."""
         prompt = [5 + (number * 7 + at) % 200 for at in range(10 + number % 13)]
-        answer = await self.ask("submit", prompt=prompt, max_tokens=max_tokens, seed=number)
+        answer = await self.ask("submit", prompt=prompt, max_tokens=max_tokens, seed=number, total_s=total_s)
         return str(answer["job"])
 
     async def ask(self, do: str, **values: Any) -> dict[str, Any]:

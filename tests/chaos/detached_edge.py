@@ -39,9 +39,9 @@ class Commands:
         self._jobs = jobs
         self._model = model
 
-    async def submit(self, say: Any, prompt: list[int], max_tokens: int, seed: int) -> None:
+    async def submit(self, say: Any, prompt: list[int], max_tokens: int, seed: int, total_s: float) -> None:
         sampling = Sampling(seed=seed, max_tokens=max_tokens)
-        draft = Draft(self._model, pack_ids(prompt), sampling, Limits(30.0, 120.0, 300.0), lane=0, salt=b"s")
+        draft = Draft(self._model, pack_ids(prompt), sampling, Limits(30.0, 120.0, total_s), lane=0, salt=b"s")
         say(job=await self._jobs.submit(draft, TENANT))
 
     async def read(self, say: Any, job: str, first: int) -> None:

@@ -1,14 +1,17 @@
 """Whatever a request asks for, a decode worker that dies in the middle of its answer changes nothing of it.
 
 Several choices of which some are done, log-probabilities, stop strings of which half has been seen, constrained output, usage.
-(Penalties need logits: tests/engine/torch_engine/test_sampling.py.)
+(Penalties need logits: test_torch.py.)
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +25,7 @@ from tests.chaos.processes import back, kill
 from tests.chaos.streams import clients, lines, ready, until
 from tests.chaos.tap import tap
 from tests.e2e.conftest import StartScripted
+from tests.e2e.running import Up
 from tests.e2e.test_response_format import LIST, PERSON
 from tests.text.tiny import tiny_tokenizer_json
 
@@ -87,7 +91,8 @@ async def test_everything_a_request_can_ask_for(scripted_stack: StartScripted) -
     }
     stops = {TOKENS + at: plain.text[0][at : at + STOP_LENGTH] for at in range(6, 30)}
     asked |= {f"stop {most}": request(1, stop=[stop], max_tokens=most) for most, stop in stops.items()}
-    expected = await _all(up.url, asked)
+    expected = await answers(up.url, asked)
+    before = await booked(up, 2 + len(asked))
     assert expected["choices"].finish[0] == "stop"
     assert all(expected[f"stop {most}"].finish == {0: "stop"} for most in stops)
     async with tap(up) as bus:
@@ -99,10 +104,12 @@ async def test_everything_a_request_can_ask_for(scripted_stack: StartScripted) -
                 await until(lambda pieces=pieces: counts["plain"] >= pieces, 60.0)  # type: ignore[misc]
                 await back(up, name, kill(up, name))
 
-        told = await _all(up.url, asked, counts, faults)
+        told = await answers(up.url, asked, counts, faults)
         resumed = [job for msg in submits if (job := decode(msg.data, Job)).resume]
         await bus.operator.assert_clean()
     assert told == expected
+    after = await booked(up, 2 + 2 * len(asked))
+    assert after == before + Counter((said.usage["prompt_tokens"], said.usage["completion_tokens"]) for said in told.values())
     assert any(job.n == 3 and 0 < len(job.open_choices) < 3 for job in resumed), "no choice was done when its worker died"
     assert any(job.sampling.logprobs is not None for job in resumed)
     assert any(job.sampling.grammar is not None for job in resumed)
@@ -115,12 +122,24 @@ def _half_matched(job: Job, stop: str) -> bool:
     return any(text.endswith(stop[:length]) for length in range(1, len(stop)))
 
 
-async def _all(
+async def booked(up: Up, entries: int) -> Counter[tuple[int, int]]:
+    """(prompt, completion) tokens of each request that the ledger has, once there are so many."""
+    async with asyncio.timeout(10):
+        while True:
+            with closing(sqlite3.connect(up.home / "edge.db")) as connection:
+                rows = connection.execute("SELECT prompt_tokens, completion_tokens FROM usage").fetchall()
+            if len(rows) >= entries:
+                return Counter(rows)
+            await asyncio.sleep(0.05)
+
+
+async def answers(
     url: str,
     asked: dict[str, dict[str, Any]],
     counts: dict[str, int] | None = None,
     during: Callable[[], Awaitable[None]] | None = None,
 ) -> dict[str, Said]:
+    """What each of these is answered, all asked at once; `counts`: the pieces that came of each so far."""
     counts = {} if counts is None else counts
 
     def count(name: str) -> Callable[[], None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tests.chaos.processes import process_id
 from tests.e2e.operator import Operator
@@ -33,9 +33,16 @@ class Workers:
 
     async def at_most(self, runs: int, within: float) -> None:
         """Until all of them together have no more runs than that. Raises AssertionError."""
+        await self._until(lambda found: found <= runs, within)
+
+    async def at_least(self, runs: int, within: float) -> None:
+        """Until they have so many. Raises AssertionError."""
+        await self._until(lambda found: found >= runs, within)
+
+    async def _until(self, wanted: Callable[[int], bool], within: float) -> None:
         started = time.monotonic()
         while True:
             statuses = await asyncio.gather(*(self._op.ask(subject) for subject in self._subjects))
-            if sum(status["runs"] for status in statuses) <= runs:
+            if wanted(sum(status["runs"] for status in statuses)):
                 return
             assert time.monotonic() - started < within, statuses

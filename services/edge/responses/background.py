@@ -76,7 +76,7 @@ class Background:
     ) -> StoredResponse:
         """`make` makes the response's object of its id. Raises the `HeadraceError` that refused it: nothing is left of it."""
         draft = prepared.draft
-        bill = reservation.bill(draft.model, draft.prompt_tokens, self._served.settings.price_per_compute_s)
+        bill = reservation.bill(draft.model, draft.prompt_tokens, self._served.settings.price(draft.model))
         with reservation.undone_on_failure():
             job = await self._detached.submit(draft, tenant, bill, reservation.hand_over)
             stored = StoredResponse(make(PREFIX + job), items, running=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from services.edge.gate.limits import Limits
 from services.edge.store.database import Database
 from services.edge.store.records import JobState
 from services.edge.store.responses import SqlResponseStore
+from services.settings import EdgeSettings
 from tests.edge.fakes import MODEL, Script, says
 from tests.edge.responses.rig import ResponsesApi
 from tests.edge.responses.test_create import CALL, WEATHER
@@ -141,13 +143,15 @@ async def test_one_whose_row_cannot_be_written_is_called_off(api: ResponsesApi, 
 
 async def test_its_job_is_told_who_pays(api: ResponsesApi) -> None:
     key = api.keys.make(tenant="acme", limits=Limits(tokens_per_day=10_000, tokens_per_minute=10_000, concurrent=5))
+    settings = EdgeSettings(price_per_compute_s=2.0, model_prices={MODEL: 0.5})
+    api.background._served = replace(api.served, settings=settings)
     booking = asyncio.create_task(api.budgets.run())
     made = await api.respond(key, background=True, max_output_tokens=100)
     assert made.status_code == 200, made.text
     booking.cancel()
     ((name, job),) = api.detached.jobs.items()
     record = next(iter(api.keys.records.values()))
-    assert (job.tenant, job.bill.key, job.bill.model, job.bill.price) == ("acme", record.id, MODEL, None)
+    assert (job.tenant, job.bill.key, job.bill.model, job.bill.price) == ("acme", record.id, MODEL, 0.5)
     assert job.bill.prompt_tokens == job.draft.prompt_tokens
     assert [owner for owner, _ in job.bill.budgets] == [f"key-{record.id}"]
     api.detached.end(name, 20)

@@ -325,6 +325,20 @@ async def test_it_is_cancelled_from_any_edge(edges: Pair, side: str) -> None:
     await getattr(edges, side).detached.cancel(job, TENANT)  # again: nothing to do
 
 
+async def test_an_operators_cancel_is_as_its_callers_own(edges: Pair) -> None:
+    job, owner = await begun(edges)
+    readers = [await attach(side, job) for side in (edges.first, edges.second)]
+    with pytest.raises(NotFound):
+        edges.second.supervisor.held.cancel(job)
+    edges.first.supervisor.held.cancel(job)
+    await until(lambda: owner.cancels)
+    for reader in readers:
+        with pytest.raises(JobCancelled):
+            await read_all(reader)
+    await until(lambda: len(edges.first.detached) == 0)
+    assert (await edges.row(job)).state is JobState.CANCELLED
+
+
 async def test_a_cancel_waits_for_who_adopts_it(edges: Pair) -> None:
     job, owner = await begun(edges)
     await edges.first.kill()

@@ -89,7 +89,6 @@ class Bucket:
 
     def __init__(self, store: Any, settings: StoreSettings) -> None:
         self._store = store
-        self._stall_s = settings.stall_s
         self.url = settings.url
 
     async def size(self, path: str) -> int:

@@ -55,7 +55,7 @@ class Download:
                 raise group.exceptions[0] from None
 
     async def _file(self, file: PublishedFile, folder: Path, ahead: int, advance: Advance) -> None:
-        with await in_thread(PartialFile, self.place.partial(file.sha256), file.bytes) as partial:
+        with await in_thread(PartialFile, self.place.partial(file), file.bytes) as partial:
             advance(partial.size)
             await self._rest(partial, file, ahead, advance)
             if partial.sha256() != file.sha256 and partial.resumed:  # a crash may have lost what an earlier start wrote last

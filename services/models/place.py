@@ -8,8 +8,9 @@ kept, because a process may be about to load it.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
 from pathlib import Path
+
+from services.models.published import Published, PublishedFile
 
 _CURRENT = "current"
 _PARTIAL = "partial"
@@ -24,13 +25,13 @@ class Place:
     def folder(self, revision: str) -> Path:
         return self.root / revision
 
-    def partial(self, sha256: str) -> Path:
-        """Where the file with that checksum grows."""
-        return self.root / _PARTIAL / sha256
+    def partial(self, file: PublishedFile) -> Path:
+        """Where `file` grows. Two files of the same content grow each by itself."""
+        return self.root / _PARTIAL / f"{file.sha256[:32]}-{file.name}"
 
-    def begun(self, sha256: str) -> int:
-        """Bytes of that file which are here already."""
-        partial = self.partial(sha256)
+    def begun(self, file: PublishedFile) -> int:
+        """Bytes of it which are here already."""
+        partial = self.partial(file)
         return partial.stat().st_size if partial.is_file() else 0
 
     def is_current(self, revision: str) -> bool:
@@ -41,12 +42,12 @@ class Place:
         self.folder(revision).mkdir(parents=True, exist_ok=True)
         (self.root / _PARTIAL).mkdir(exist_ok=True)
 
-    def publish(self, revision: str, on_their_way: Collection[str]) -> None:
-        """Make `revision` the current one, and drop what neither it nor the one before it needs. `on_their_way`: checksums of its
-        files, whose beginnings are kept."""
-        for file in (self.root / _PARTIAL).iterdir():
-            if file.name not in on_their_way:
-                file.unlink(missing_ok=True)
+    def publish(self, published: Published) -> None:
+        """Make its revision the current one, and drop what neither it nor the one before it needs."""
+        revision, on_their_way = published.revision, {self.partial(file) for file in published.files}
+        for path in (self.root / _PARTIAL).iterdir():
+            if path not in on_their_way:
+                path.unlink(missing_ok=True)
         if self.is_current(revision):
             return
         before = self.current.readlink().name if self.current.is_symlink() else revision

@@ -88,7 +88,7 @@ class Pull:
                 await Download(self.store, self.model, place, self.progress, self.parallel, self.piece_bytes).fetch(left, folder)
             if weights:
                 await in_thread(write_local_manifest, folder, published)
-            await in_thread(place.publish, published.revision, {file.sha256 for file in published.files})
+            await in_thread(place.publish, published)
         return folder
 
     async def _look(self, files: Sequence[PublishedFile]) -> None:
@@ -109,7 +109,7 @@ class Pull:
             await asyncio.gather(*map(look, files[start : start + self.parallel]))
 
     def _check_room(self, place: Place, files: Sequence[PublishedFile]) -> None:
-        needed = sum(file.bytes - place.begun(file.sha256) for file in files)
+        needed = sum(file.bytes - place.begun(file) for file in files)
         free = shutil.disk_usage(place.root).free
         if free < needed:
             raise ModelError(

@@ -14,8 +14,11 @@ import pytest
 from services.models.errors import Missing, ModelError
 from services.models.partial import PartialFile
 from services.models.place import Place
+from services.models.progress import Silent
+from services.models.published import decode
+from services.models.push import push
 from services.models.store import ModelStore
-from tests.models.stores import PIECE, SHARD, MemoryStore, Said, published, pulled
+from tests.models.stores import PIECE, SHARD, MemoryStore, Said, published, pulled, write_model
 from tests.waiting import until
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -23,6 +26,12 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 
 def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "headrace.json"}
+
+
+def partial_of(store: MemoryStore, home: Path, name: str) -> Path:
+    """Where file `name` grows."""
+    (file,) = (file for file in decode(store.objects["tiny/manifest.json"], "").files if file.name == name)
+    return Place(home, "tiny").partial(file)
 
 
 async def test_what_is_pulled_is_what_was_pushed(tmp_path: Path) -> None:
@@ -33,6 +42,13 @@ async def test_what_is_pulled_is_what_was_pushed(tmp_path: Path) -> None:
     assert (files.name, files.weights) == ("tiny", source.weights)
     assert [path.name for path in files.safetensors] == [FIRST, SECOND]
     assert ModelStore(tmp_path / "home").open("tiny") == files, "by its name, without a store"
+
+
+async def test_files_of_the_same_content_are_fetched_each_by_itself(tmp_path: Path) -> None:
+    store, source = MemoryStore(), write_model(tmp_path / "tiny")
+    source.safetensors[1].write_bytes(source.safetensors[0].read_bytes())
+    await push(store, ModelStore(tmp_path).open(str(source.folder)), "tiny", Silent(), deadline_s=30)
+    assert content((await pulled(store, tmp_path / "home")).folder) == content(source.folder)
 
 
 async def test_nobody_reads_the_weights_again_to_know_what_they_are(tmp_path: Path) -> None:
@@ -76,7 +92,7 @@ async def test_a_start_that_was_interrupted_in_a_shard_goes_on_there(tmp_path: P
     store.fault = stop_in_the_middle
     first = asyncio.create_task(pulled(store, tmp_path / "home"))
     await stopped.wait()
-    partial = tmp_path / "home" / "pulled" / "tiny" / "partial" / store.key(shard.name).split("/")[1]
+    partial = partial_of(store, tmp_path / "home", shard.name)
     await until(lambda: partial.is_file() and partial.stat().st_size >= 3 * PIECE)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
@@ -92,7 +108,7 @@ async def test_a_start_that_was_interrupted_in_a_shard_goes_on_there(tmp_path: P
 async def test_damage_in_what_an_earlier_start_left_is_found_and_mended(tmp_path: Path) -> None:
     store, said = MemoryStore(), Said()
     await published(store, tmp_path / "tiny")
-    partial = Place(tmp_path / "home", "tiny").partial(store.key(FIRST).split("/")[1])
+    partial = partial_of(store, tmp_path / "home", FIRST)
     partial.parent.mkdir(parents=True)
     partial.write_bytes(b"\0" * (2 * PIECE))
     files = await pulled(store, tmp_path / "home", progress=said)
@@ -105,7 +121,7 @@ async def test_damage_in_what_an_earlier_start_left_is_found_and_mended(tmp_path
 async def test_what_is_longer_than_a_file_is_no_beginning_of_it(tmp_path: Path, length: int) -> None:
     store = MemoryStore()
     await published(store, tmp_path / "tiny")
-    partial = Place(tmp_path / "home", "tiny").partial(store.key(FIRST).split("/")[1])
+    partial = partial_of(store, tmp_path / "home", FIRST)
     partial.parent.mkdir(parents=True)
     partial.write_bytes(b"\0" * length)
     assert len((await pulled(store, tmp_path / "home")).safetensors) == 2

@@ -14,13 +14,13 @@ import json
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
 from schemas.codec import SchemaRange
 from schemas.identity import job_id, process_id
-from schemas.job import Deadlines, Job, Sampling, pack_ids
+from schemas.job import Deadlines, Job, Sampling
 from schemas.state import Capabilities, Credits, Rates, Role, WorkerState
 from services.clock import ManualClock
 from services.router.placement import Local, Pair, place
@@ -31,9 +31,11 @@ from services.router.view import Charge, View
 
 MODEL = "m"
 KV = "kv"
-WORKERS = (16, 64, 256, 1000)
+WORKERS = (16, 64, 256, 1024)
 TOKENS = (128, 512, 2048, 8192, 32768)
 USUAL_WORKERS, USUAL_TOKENS = 256, 2048
+MEMORY = ((64, 1, 1000), (64, 8, 1000), (1000, 3, 1))
+"""Workers, how many of them have a block, how many blocks in a row are at the same ones."""
 BLOCKS_EACH = 2000
 """Other blocks in the index, a worker."""
 
@@ -60,7 +62,7 @@ class Setting:
 
     def job(self) -> Job:
         known = self.random.random() < 0.5
-        return self._job(self.prefix + self._ids(self.tokens - len(self.prefix)) if known else self._ids(self.tokens))
+        return self._job(self.prefix + self._ids(self.tokens - len(self.prefix) // 4) if known else self._ids(self.tokens))
 
     def decide(self, job: Job) -> list[Charge]:
         prompt, view = Prompt(job), self.view
@@ -81,12 +83,12 @@ class Setting:
             self.view.observe(self._state(charge.process, Role.DECODE if charge.slots else Role.PREFILL))
         self.index.clear_some()
 
-    def _job(self, ids: list[int]) -> Job:
+    def _job(self, ids: bytes) -> Job:
         return Job(
             job=job_id(self.random),
             attempt=1,
             model=MODEL,
-            prompt=pack_ids(ids),
+            prompt=ids,
             sampling=Sampling(seed=1, max_tokens=64),
             deadlines=Deadlines(stamp=1.7e9, total=600.0),
             reply_to="hr.reply.e",
@@ -94,8 +96,8 @@ class Setting:
             salt=b"salt",
         )
 
-    def _ids(self, count: int) -> list[int]:
-        return [self.random.randrange(32_000) for _ in range(count)]
+    def _ids(self, count: int) -> bytes:
+        return self.random.randbytes(4 * count)  # any u32 is an id
 
     def _state(self, process: str, role: Role) -> WorkerState:
         return WorkerState(
@@ -119,11 +121,10 @@ class Setting:
 def measure(workers: int, tokens: int, decisions: int, clock: Callable[[], float]) -> dict[str, float]:
     """Seconds of a decision: p50, p99."""
     setting, seconds = Setting(workers, tokens, seed=1), list[float]()
-    jobs = [setting.job() for _ in range(min(decisions, 200))]
     gc.collect()
     gc.freeze()  # as the router does: what lives as long as the process is not walked again
-    for number in range(decisions):
-        job = jobs[number % len(jobs)]
+    for _ in range(decisions):
+        job = setting.job()
         started = clock()
         charges = setting.decide(job)
         seconds.append(clock() - started)
@@ -132,34 +133,43 @@ def measure(workers: int, tokens: int, decisions: int, clock: Callable[[], float
     return {"workers": workers, "tokens": tokens, "p50": seconds[len(seconds) // 2], "p99": seconds[int(len(seconds) * 0.99)]}
 
 
-def memory(blocks: int = 1_000_000) -> dict[str, float]:
-    """Bytes a block of an index of `blocks` blocks, each with one holder of 64, or with 8 of 64."""
-    found = {}
-    for holders in (1, 8):
-        random = Random(1)
-        tracemalloc.start()
-        index = PrefixIndex()
-        for process in range(64):
-            index.stored(f"w{process}", [])
-        before = tracemalloc.get_traced_memory()[0]
-        for _ in range(0, blocks, 1000):
-            names = [random.randbytes(16) for _ in range(1000)]
-            for process in random.sample(range(64), holders):
-                index.stored(f"w{process}", names)
-        found[f"{holders} holders"] = (tracemalloc.get_traced_memory()[0] - before) / blocks
-        tracemalloc.stop()
-    return found
+def bound(workers: int) -> float:
+    """Bytes a block of the prefix index, never more: an identity, its place in a dict that just grew, and a set of holders that
+    no other block has, one bit a worker.
+    """
+    return 64 + 112 + 32 + 4 * (workers // 30 + 1)
 
 
-def main() -> int:
+def memory(workers: int, holders: int, alike: int, blocks: int = 1_000_000) -> float:
+    """Bytes a block, the most while the index grows from half of `blocks` to all. So many have each, `alike` blocks the same."""
+    random, index, worst = Random(1), PrefixIndex(), 0.0
+    processes = [f"w{number}" for number in range(workers)]
+    for process in processes:
+        index.stored(process, [])
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for stored in range(alike, blocks + 1, alike):
+        names = [random.randbytes(16) for _ in range(alike)]
+        for process in random.sample(processes, holders):
+            index.stored(process, names)
+        if 2 * stored >= blocks and stored % (blocks // 50) < alike:
+            index.clear_some()
+            worst = max(worst, (tracemalloc.get_traced_memory()[0] - before) / stored)
+    tracemalloc.stop()
+    return worst
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.router_decision")
     parser.add_argument("--decisions", type=int, default=2000)
     parser.add_argument("--cpu", action="store_true", help="CPU time, not time on the wall")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("bench/out"))
-    options = parser.parse_args()
+    parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    cases = [(workers, USUAL_TOKENS) for workers in WORKERS] + [(USUAL_WORKERS, tokens) for tokens in TOKENS]
+    cases = [(workers, USUAL_TOKENS) for workers in options.workers] + [(USUAL_WORKERS, tokens) for tokens in options.tokens]
     results = []
     for workers, tokens in cases:
         results.append(measure(workers, tokens, options.decisions, time.thread_time if options.cpu else time.perf_counter))
@@ -170,10 +180,11 @@ def main() -> int:
             flush=True,
         )
     if options.memory:
-        for name, size in memory().items():
-            print(f"prefix index, {name}: {size:.0f} MB per million blocks")
+        for case in MEMORY:
+            print("prefix index, {} workers, {} have a block, {} blocks alike: ".format(*case), end="")
+            print(f"{memory(*case):.0f} MB per million blocks, at most {bound(case[0]):.0f}", flush=True)
     (options.out / "router-decision.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    _plot(results, len(WORKERS), options.out / "router-decision.png")
+    _plot(results, len(options.workers), options.out / "router-decision.png")
     return 0
 
 

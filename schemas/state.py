@@ -60,7 +60,8 @@ class WorkerState(Message, frozen=True, omit_defaults=True, kw_only=True):
     """Each 250 ms, and on change debounced to 20 ms. `sent` is the sender's wall clock (Unix seconds).
 
     `stalled`: its engine has been in one step for max(2 s, 10 times its own p99), although the process itself is well.
-    `backlog`: prompt tokens still to be computed, of runs queued and begun. `host`: equal on one machine, "" = not said.
+    `backlog`: prompt tokens still to be computed, of runs queued and begun; `yielding`: those of them that make way for an
+    enterprise prompt that comes now, `yielding_queued` of `queued` do. `host`: equal on one machine, "" = not said.
     `swapped`: runs that were preempted and wait for room, `swap_used` blocks of them; they are neither queued nor running.
     """
 
@@ -78,6 +79,8 @@ class WorkerState(Message, frozen=True, omit_defaults=True, kw_only=True):
     queued: int = 0
     running: int = 0
     backlog: int = 0
+    yielding: int = 0
+    yielding_queued: int = 0
     swapped: int = 0
     kv_used: int = 0
     kv_total: int = 0
@@ -92,7 +95,17 @@ class WorkerState(Message, frozen=True, omit_defaults=True, kw_only=True):
     def __post_init__(self) -> None:
         require_process(self.process, "process")
         require(min(self.context_length, self.block_tokens) >= 1, "context_length or block_tokens is below 1")
-        counts = (self.queued, self.running, self.backlog, self.swapped, self.kv_used, self.kv_total, self.swap_used)
+        counts = (
+            self.queued,
+            self.running,
+            self.backlog,
+            self.yielding,
+            self.yielding_queued,
+            self.swapped,
+            self.kv_used,
+            self.kv_total,
+            self.swap_used,
+        )
         require(min(counts) >= 0, "a count is below 0")
         require_finite(sent=self.sent)
 

@@ -25,6 +25,10 @@ class Policy(Protocol):
 
     def arrive(self, job: SimJob) -> None: ...
 
+    def overtook(self, job: SimJob) -> None:
+        """A prefill worker begins with `job` before it ended what it was at."""
+        ...
+
     def freed(self, job: SimJob) -> None:
         """A worker of `job` finished with it."""
         ...
@@ -87,7 +91,8 @@ class Cluster:
     def _prefill(self, process: str) -> PrefillWorker:
         world = self.world
         blocks = world.prefill_cache // self.block
-        return PrefillWorker(process, world.prefill_rate, blocks, self.block, self.at, self._prefilled, self.policy.changed)
+        policy = self.policy
+        return PrefillWorker(process, world, blocks, self.block, self.at, self._prefilled, policy.overtook, policy.changed)
 
     def _decode(self, process: str) -> DecodeWorker:
         return DecodeWorker(process, self.world, self.block, self.at, self._first, self._done, self.policy.changed)

@@ -9,7 +9,9 @@ from bench.routing_world.trace import Row
 
 @dataclass(slots=True, eq=False)
 class SimJob:
-    """`arrived`: on the scaled time axis. `uncached`: tokens that were computed, `placed_uncached`: expected by its router.
+    """`arrived`: on the scaled time axis. `urgent`: prefill workers compute it before others, as `services.engine.scheduler`.
+
+    `uncached`: tokens that were computed, `placed_uncached`: expected by its router.
 
     `gap_p95`: of its token gaps, in seconds.
     """
@@ -17,6 +19,7 @@ class SimJob:
     row: Row
     arrived: float
     number: int
+    urgent: bool = False
     prefill: int = -1
     decode: int = -1
     uncached: int = 0

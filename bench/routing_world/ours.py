@@ -48,8 +48,6 @@ class Ours:
         self._pool = Pool("kv", "w", cluster.block, 1 / world.prefill_rate)
         self._prefill = {worker.process: n for n, worker in enumerate(cluster.prefill)}
         self._decode = {worker.process: n for n, worker in enumerate(cluster.decode)}
-        self._queued: dict[str, deque[int]] = {process: deque() for process in self._prefill}
-        self._promised: dict[int, tuple[int, int]] = {}
         for prefill in cluster.prefill:
             self._see_prefill(prefill)
         for decode in cluster.decode:
@@ -61,6 +59,7 @@ class Ours:
 
     def arrive(self, job: SimJob) -> None:
         tier, lane = self.tier(job), job.row.tenant % LANES
+        job.urgent = tier is Tier.ENTERPRISE
         if self._tier_of is not None:
             away = self.gate.enter(tier, lane, self.waiting, self.left(job), self.cluster.now)
             if away is not None:
@@ -78,7 +77,7 @@ class Ours:
         fresh = Left(queue_s=limits.ttft)
         if self.gate.ask(self.tier(job), job.row.tenant % LANES, self.waiting, fresh, now) is not None:
             return False
-        request = Request(tokens=job.prompt, hits=self._index.hits(job.blocks), patience=self._patience)
+        request = self._request(job, self._patience)
         decision = place((self._pool,), request, now, self._random)
         if not isinstance(decision, Pair | Local):
             return True  # it would wait
@@ -87,6 +86,10 @@ class Ours:
 
     def turned_away(self, job: SimJob, away: TurnedAway) -> None:
         job.refused = True
+
+    def overtook(self, job: SimJob) -> None:
+        self._see_prefill(self.cluster.prefill[job.prefill])
+        self._round()
 
     def freed(self, job: SimJob) -> None:
         if job.prefill >= 0:
@@ -138,7 +141,7 @@ class Ours:
         """Placed, or refused."""
         now = self.cluster.now
         waited = now - job.arrived
-        request = Request(tokens=job.prompt, hits=self._index.hits(job.blocks), patience=self._patience - waited)
+        request = self._request(job, self._patience - waited)
         decision = place((self._pool,), request, now, self._random)
         if isinstance(decision, NoCredit):
             return False
@@ -163,7 +166,6 @@ class Ours:
         job.placed_uncached = decision.uncached
         if isinstance(decision, Pair):
             prefill, decode = self._prefill[decision.prefill], self._decode[decision.decode]
-            self._queued[decision.prefill].append(decision.uncached)
             self.cluster.place(job, prefill, decode)
             self._index.expect(decision.prefill, job.blocks, now)
             self._see_prefill(self.cluster.prefill[prefill])
@@ -174,13 +176,13 @@ class Ours:
         self._index.clear_some()
         self._see_decode(self.cluster.decode[decode])
 
+    def _request(self, job: SimJob, patience: float) -> Request:
+        hits = self._index.hits(job.blocks)
+        return Request(tokens=job.prompt, hits=hits, patience=patience, urgent=job.urgent)
+
     def _see_prefill(self, worker: PrefillWorker) -> None:
-        world = self.cluster.world
-        queued = self._queued[worker.process]
-        while len(queued) > len(worker.queue):
-            queued.popleft()
-        tokens = sum(queued)
-        free_at = (worker.busy_until if worker.busy else self.cluster.now) + tokens / worker.rate
+        world, now = self.cluster.world, self.cluster.now
+        work = worker.work(now)
         self._pool.put(
             Worker(
                 worker.process,
@@ -190,10 +192,12 @@ class Ours:
                 10**9,
                 self.cluster.block,
                 10**9,
-                queued=len(queued),
+                queued=len(worker.queue),
                 running=int(worker.busy is not None),
-                prefill_tokens=max(0, int(world.queue_step * worker.rate) - tokens),
-                free_at=free_at,
+                prefill_tokens=max(0, int(world.queue_step * worker.rate - worker.queued_tokens)),
+                free_at=now + work,
+                yield_s=work - worker.work(now, urgent=True),
+                yield_queued=worker.makes_way(now),
                 token_s=1 / worker.rate,
             )
         )

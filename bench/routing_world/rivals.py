@@ -29,6 +29,9 @@ class _AtOnce:
     def arrive(self, job: SimJob) -> None:
         self.cluster.place(job, self.choose_prefill(job), self.choose_decode(job))
 
+    def overtook(self, job: SimJob) -> None:
+        """No job is urgent here."""
+
     def freed(self, job: SimJob) -> None:
         """Nothing waits here."""
 

@@ -16,7 +16,6 @@ from bench.routing_world.ours import Ours
 from bench.routing_world.settings import Limits, World
 from bench.routing_world.trace import Row
 from services.router.placement import Local, Pair, place
-from services.router.placement_request import Request
 from services.router.placement_survey import has_decode_credit, has_prefill_credit
 from services.router.placement_workers import Pool, pools
 
@@ -57,10 +56,10 @@ class Stale(Ours):
     def _place_late(self, job: SimJob) -> bool:
         at, seen = self._seen[0]
         without = frozenset[str]()
-        request = Request(tokens=job.prompt, hits=self._index.hits(job.blocks))
+        request = self._request(job, patience=0.0)
         while isinstance(decision := place(seen, request, at, self._random, without), Pair | Local):
             self.asked += 1
-            who = self._refuses(decision)
+            who = self._refuses(job, decision)
             if not who:
                 self._give(job, decision)
                 return True
@@ -68,20 +67,20 @@ class Stale(Ours):
             without |= {who}
         return False
 
-    def _refuses(self, decision: Pair | Local) -> str:
+    def _refuses(self, job: SimJob, decision: Pair | Local) -> str:
         """The worker that has no credit for it in truth."""
         self._see_decode(self.cluster.decode[self._decode[decision.decode]])
         decode = self._pool.decode[decision.decode]
         if not has_decode_credit(decode, decision.blocks):
             return decision.decode
         first = self._pool.prefill[decision.prefill] if isinstance(decision, Pair) else decode
-        return "" if has_prefill_credit(first, decision.uncached) else first.process
+        return "" if has_prefill_credit(first, decision.uncached, job.urgent) else first.process
 
     def _give(self, job: SimJob, decision: Pair | Local) -> None:
         super()._give(job, decision)
         self.sequences = max(self.sequences, *self.cluster.assigned)
         step = self.cluster.world.queue_step * self.cluster.world.prefill_rate
-        self.over_a_step += sum(len(queued) > 1 and sum(queued) > step for queued in self._queued.values())
+        self.over_a_step += sum(len(worker.queue) > 1 and worker.queued_tokens > step for worker in self.cluster.prefill)
 
 
 def caps(rows: Sequence[Row], world: World, limits: Limits, speed: float, seed: int, age_s: float = 5.0) -> Caps:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from schemas.errors import InvalidRequest
 from schemas.handoff import FirstToken
+from services.clock import Clock
 from services.engine.admission import admit
 from services.engine.blocks import SequenceBlocks
 from services.engine.protocol import EngineInfo, RunSpec
@@ -22,18 +23,24 @@ class Arrivals:
     """`on_compiled` is called when a grammar that is being compiled is ready."""
 
     def __init__(
-        self, info: EngineInfo, blocks: SequenceBlocks, grammars: GrammarCache | None, on_compiled: Callable[[], object]
+        self,
+        info: EngineInfo,
+        blocks: SequenceBlocks,
+        grammars: GrammarCache | None,
+        clock: Clock,
+        on_compiled: Callable[[], object],
     ) -> None:
         self._info = info
         self._blocks = blocks
         self._grammars = grammars
+        self._clock = clock
         self._on_compiled = on_compiled
         self._numbers = itertools.count()
 
     def prefill(self, spec: RunSpec, *, then_decode: bool) -> list[Sequence]:
         """Its prompt is computed here. Raises as `PrefillEngine.prefill` does."""
         admit(self._info, spec)
-        sequence = Sequence.begin(spec, next(self._numbers), then_decode)
+        sequence = Sequence.begin(spec, next(self._numbers), then_decode, self._clock.monotonic())
         self._blocks.admit(sequence)
         sequence.grammar = self._compiling(spec)
         return [sequence]
@@ -41,7 +48,7 @@ class Arrivals:
     def decode(self, spec: RunSpec, first: tuple[FirstToken, ...], *, cached_tokens: int, compute_s: float) -> list[Sequence]:
         """Its prompt was computed elsewhere. Raises as `DecodeEngine.decode` does."""
         admit(self._info, spec, first)
-        sequence = Sequence.begin(spec, next(self._numbers), then_decode=True)
+        sequence = Sequence.begin(spec, next(self._numbers), True, self._clock.monotonic())
         sequence.totals.cached_tokens, sequence.totals.compute_s = cached_tokens, compute_s
         self._blocks.adopt(sequence)
         sequence.grammar = self._compiling(spec)

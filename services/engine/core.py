@@ -21,7 +21,7 @@ from services.engine.progress import Progress
 from services.engine.protocol import EngineInfo, EngineStats, OnStep, RunSpec, StepReport
 from services.engine.residency import Move, Residency
 from services.engine.runner import Failed, Runner
-from services.engine.scheduler import Scheduler, Step
+from services.engine.scheduler import Scheduler, Step, makes_way, turn
 from services.engine.sequence import Sequence
 from services.engine.statistics import StepStatistics
 from services.kv.pool import BlockPool, LedgerError
@@ -57,7 +57,7 @@ class StepEngine:
         self._paused = False
         self._statistics = StepStatistics()
         self._wake = asyncio.Event()
-        self._arrivals = Arrivals(info, self._blocks, grammars, self._wake.set)
+        self._arrivals = Arrivals(info, self._blocks, grammars, clock, self._wake.set)
         self._task: asyncio.Task[None] | None = None
         self._on_step: OnStep | None = None
 
@@ -107,12 +107,17 @@ class StepEngine:
 
     def stats(self) -> EngineStats:
         sequences = self._residency.resident()
-        waiting = [s for s in sequences if s.waiting and s not in self._in_step]
+        prompts = sorted((s for s in sequences if not s.decoding), key=turn)
+        # One that is half computed does not wait if its turn is next.
+        waiting = [s for place, s in enumerate(prompts) if (place or s.waiting) and s not in self._in_step]
+        uncomputed, now = [s for s in self._runs.sequences() if not s.decoding], self._clock.monotonic()
         return self._statistics.snapshot(
             queued=len(waiting),
             queued_tokens=sum(s.uncomputed for s in waiting),
             running=len(sequences) - len(waiting),
-            backlog=sum(s.uncomputed for s in self._runs.sequences() if not s.decoding),
+            backlog=sum(s.uncomputed for s in uncomputed),
+            yielding=sum(s.uncomputed for s in uncomputed if makes_way(s, now)),
+            yielding_queued=sum(makes_way(s, now) for s in waiting),
             swapped=len(self._residency.swapped()),
             step_tokens=self._scheduler.prompt_budget,
             in_step_s=self._clock.monotonic() - self._step_began if self._in_step else 0.0,

@@ -151,11 +151,12 @@ class EngineWorn(InternalError):
 
 @dataclass(slots=True)
 class EngineStats:
-    """Measured by the engine. `queued`: runs not yet in a step; `queued_tokens`: their uncomputed tokens.
+    """Measured by the engine. `queued`: runs not yet in a step, and those overtaken; `queued_tokens`: their uncomputed tokens.
 
     `swapped`: runs whose KV waits outside the pool, which compute nothing.
     `step_tokens`: see `Scheduler.prompt_budget`; a worker queues no more than that. `in_step_s`: how long the
-    step in progress has taken so far, 0.0 while there is none. `backlog`: uncomputed prompt tokens of all runs, those begun too.
+    step in progress has taken so far, 0.0 while there is none. `backlog`: uncomputed prompt tokens of all runs, those begun too;
+    `yielding`: those of them that make way for an enterprise prompt that comes now, as `yielding_queued` of `queued` do.
     """
 
     queued: int = 0
@@ -163,6 +164,8 @@ class EngineStats:
     step_tokens: int = 0
     running: int = 0
     backlog: int = 0
+    yielding: int = 0
+    yielding_queued: int = 0
     swapped: int = 0
     steps: int = 0
     step_p99_s: float = 0.0

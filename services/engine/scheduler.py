@@ -1,8 +1,9 @@
 """Which tokens the next step computes: a policy, `plan`, over the sequences an engine holds.
 
-Decode rows come first, one token each; what is left of the step's token budget goes to prompts in order of arrival, cut into
+Decode rows come first, one token each; what is left of the step's token budget goes to prompts in order of their turns, cut into
 chunks (chunked prefill, Sarathi-Serve, arXiv 2403.02310). The budget is a time: a step should take `target_s`, so that a
-cancel or a new arrival waits for one step at most.
+cancel or a new arrival waits for one step at most. Turns are in order of arrival, but an enterprise prompt comes before others
+that came up to `AHEAD_S` before it, also when they are half computed: those wait, with what they have, and never for long.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class Step:
         return sum(chunk.count for chunk in self.chunks if not chunk.sequence.decoding)
 
 
+AHEAD_S = 5.0
+"""How much later than another prompt an enterprise one may come and be computed before it."""
 SCORED = 32
 """Prompt tokens that one step scores: each costs a row of logits over the whole vocabulary, in memory and in time."""
 _KEEP = 0.9
@@ -109,7 +112,7 @@ class ChunkedScheduler:
         decode = [s for s in listed if s.decoding and s.computable][: self._max_batch]
         chunks = [Chunk(sequence, sequence.computed, 1, samples=True) for sequence in decode]
         budget, scoring = self._budget(len(decode)), SCORED
-        for sequence in listed:
+        for sequence in sorted(listed, key=turn):
             count = min(sequence.computable, budget, scoring if sequence.scoring else budget)
             if count > 0 and not sequence.decoding:
                 last = count == sequence.uncomputed
@@ -132,6 +135,16 @@ class ChunkedScheduler:
 
 
 _RANK = {Tier.ENTERPRISE: 0, Tier.PAID: 1, Tier.FREE: 2}
+
+
+def turn(sequence: Sequence) -> float:
+    """Prompts with a smaller one are computed first; equal ones in order of arrival."""
+    return sequence.came_at if sequence.spec.tier is Tier.ENTERPRISE else sequence.came_at + AHEAD_S
+
+
+def makes_way(sequence: Sequence, now: float) -> bool:
+    """Whether an enterprise prompt that comes `now` is computed before it."""
+    return turn(sequence) > now
 
 
 def precedence(sequence: Sequence) -> tuple[int, int]:

@@ -39,7 +39,7 @@ class Sequence:
     it is cancelled and was the last. `grammar` may still be compiling; `constraint`, the sampler's too, is the place in it.
     `draft_limit`: how many tokens to guess next time, at most.
     `swapped_at`: since when (monotonic seconds) its KV is in the swap space, and it computes nothing; `returned_at`: how much was
-    computed when it last came back.
+    computed when it last came back. `arrival`: its place in the order of arrival; `came_at`: when that was (monotonic seconds).
     """
 
     spec: RunSpec
@@ -62,6 +62,7 @@ class Sequence:
     ending: State = State.CANCELLED
     swapped_at: float | None = None
     returned_at: int | None = None
+    came_at: float = 0.0
     holder: Holder = field(init=False)
     prompt_length: int = field(init=False)
 
@@ -70,10 +71,10 @@ class Sequence:
         self.holder = ChoiceHolder(self.run, self.choice) if self.branched else RunHolder(self.run)
 
     @classmethod
-    def begin(cls, spec: RunSpec, arrival: int, then_decode: bool) -> Sequence:
+    def begin(cls, spec: RunSpec, arrival: int, then_decode: bool, came_at: float) -> Sequence:
         """The run's only choice, or the trunk of its choices."""
         choice = TRUNK if len(spec.choices) > 1 else spec.choices[0].index
-        return cls(spec, choice, list(spec.trunk), (), arrival, then_decode)
+        return cls(spec, choice, list(spec.trunk), (), arrival, then_decode, came_at=came_at)
 
     @property
     def run(self) -> int:
@@ -165,6 +166,7 @@ class Sequence:
                 self.computed,
                 self.totals,
                 grammar=self.grammar,
+                came_at=self.came_at,
             )
             for choice in self.spec.choices
             if choice.index not in self.dropped

@@ -31,7 +31,17 @@ class StepStatistics:
             self._prefill_tokens_s = _average(self._prefill_tokens_s, prompt / seconds)
 
     def snapshot(
-        self, *, queued: int, queued_tokens: int, running: int, swapped: int, backlog: int, step_tokens: int, in_step_s: float
+        self,
+        *,
+        queued: int,
+        queued_tokens: int,
+        running: int,
+        swapped: int,
+        backlog: int,
+        yielding: int,
+        yielding_queued: int,
+        step_tokens: int,
+        in_step_s: float,
     ) -> EngineStats:
         ordered = sorted(self._seconds)
         return EngineStats(
@@ -40,6 +50,8 @@ class StepStatistics:
             step_tokens=step_tokens,
             running=running,
             backlog=backlog,
+            yielding=yielding,
+            yielding_queued=yielding_queued,
             swapped=swapped,
             steps=self._steps,
             step_p99_s=ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0,

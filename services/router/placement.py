@@ -11,7 +11,7 @@ worker prefills a tail of at most one step itself when that is faster than the b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -19,17 +19,11 @@ from schemas.errors import ContextLengthExceeded, HeadraceError, ModelChanged, M
 from schemas.placement import CachedBlocks
 from schemas.state import Role
 from services.router.placement_request import Request
-from services.router.placement_survey import COST, NEVER, Candidates, Survey, gain, survey
-from services.router.placement_workers import Pool, Worker
+from services.router.placement_survey import COST, HOST_LOAD, TIE, TIE_LOAD, TIE_S, Candidates, Survey, gain, survey, wait_s
+from services.router.placement_workers import Entry, Pool, Worker
 
 RETRY_LOADING_S = 5.0
 """How soon to ask again for a model that no live worker serves."""
-TIE_S, TIE = 0.001, 0.02
-"""Predictions that differ by less than both together are the same: rates are not measured better."""
-TIE_LOAD = 0.02
-"""The same for the share of a decode worker that is taken."""
-HOST_LOAD = 0.1
-"""How much fuller a decode worker on prefill's host may be: its blocks do not cross a network."""
 BETTER_S, BETTER = 0.01, 0.1
 """A worker without credit is waited for when it is predicted to be faster by more than both together."""
 
@@ -38,7 +32,8 @@ BETTER_S, BETTER = 0.01, 0.1
 class Why:
     """The terms of a choice. Predicted seconds until the first token, tokens it computes, decode's share taken with it.
 
-    `ready` could have been chosen, `refused` had no credit or had said no. `wait_s`: the part of `ttft_s` for others' work.
+    Of those that were looked at, `ready` could have been chosen, `refused` had no credit or had said no.
+    `wait_s`: the part of `ttft_s` for others' work.
     `kv`: the share of decode's KV blocks that is taken with it; `busy`: decode computes for others, so more will be free.
     """
 
@@ -103,7 +98,7 @@ def place(pools: Collection[Pool], request: Request, now: float, random: Random,
         return Impossible(ModelChanged("The model was replaced while this request was running."))
     if request.suspect:
         same = [_first(pool, request) for pool in same]
-    usable = [found for found in (survey(pool, request, now, without) for pool in same) if found.usable]
+    usable = [found for found in (survey(pool, request, now, without, nearest=True) for pool in same) if found.usable]
     if not usable:
         return NoCredit("no_pair")
     fitting = [found for found in usable if found.fits]
@@ -113,7 +108,7 @@ def place(pools: Collection[Pool], request: Request, now: float, random: Random,
     if not ways:
         return NoCredit("no_credit")
     cost, decision = min(ways, key=lambda way: way[0])
-    soon = min(found.soon if found.decode or found.alone else NEVER for found in fitting)
+    soon = min(found.soon for found in fitting)
     if soon < request.patience and soon + BETTER_S < cost * (1 - BETTER):
         return NoCredit("better_soon")
     return decision
@@ -130,13 +125,13 @@ def _ways(found: Survey, request: Request, now: float, random: Random) -> list[_
         load, then = _draw(_near(first, found.decode), TIE_LOAD, 0.0, random)
         fetch = CachedBlocks(process=found.lender, blocks=found.lent) if gain(found, request, first) > 0 else None
         uncached = request.uncached(found.lender if fetch else first.process, found.pool.block_tokens)
-        why = _why(cost, uncached, load, len(found.prefill) + len(found.decode), found, first.free_at - now, then)
+        why = _why(cost, uncached, load, len(found.prefill) + len(found.decode), found, wait_s(first, request, now), then)
         ways.append((cost, Pair(first.process, then.process, found.room, fetch, uncached, why)))
     alone = found.alone or found.tail
     if alone:
         cost, one = _draw(alone, TIE_S, TIE, random)
         uncached = request.uncached(one.process, found.pool.block_tokens)
-        why = _why(cost, uncached, 0.0, len(alone), found, one.free_at - now, one)
+        why = _why(cost, uncached, 0.0, len(alone), found, wait_s(one, request, now), one)
         worse = TIE_S + TIE * cost  # a pair is as good as one that is faster by no more than this
         ways.append((cost + worse, Local(one.process, found.room, uncached, why)))
     return ways
@@ -144,7 +139,7 @@ def _ways(found: Survey, request: Request, now: float, random: Random) -> list[_
 
 def _why(cost: float, uncached: int, load: float, ready: int, found: Survey, wait: float, decode: Worker) -> Why:
     kv = 1 - (decode.kv_blocks - found.room) / decode.kv_total
-    return Why(cost, uncached, load, ready, found.refused, max(0.0, wait), kv, decode.running > 0)
+    return Why(cost, uncached, load, ready, found.refused, wait, kv, decode.running > 0)
 
 
 def _near(first: Worker, decode: Candidates) -> Candidates:
@@ -175,9 +170,9 @@ def _first(pool: Pool, request: Request) -> Pool:
     return one
 
 
-def _able(workers: dict[str, Worker], request: Request, blocks: int) -> dict[str, Worker]:
+def _able(workers: Sequence[Entry], request: Request, blocks: int) -> dict[str, Worker]:
     return {
         process: worker
-        for process, worker in workers.items()
-        if not worker.draining and request.tokens < worker.context_length and blocks <= worker.kv_total
+        for _, _, process, worker in workers
+        if request.tokens < worker.context_length and blocks <= worker.kv_total
     }

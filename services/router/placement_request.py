@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from schemas.job import Job
+from schemas.job import Job, Tier
 
 PATIENCE_S = 1.0
 """How long after its submit a job may be kept for a better worker than those with credit; longer than most prompts take."""
@@ -17,7 +17,8 @@ class Request:
 
     `suspect`: it may kill its worker, so all such jobs of a pool go to one worker, one after another. `branches`: of several open
     choices, how much each has generated; `tokens` counts the longest. `hits`: by process, how many leading blocks of the prompt
-    lie in its prefix cache. `patience`: seconds that it may still wait for a better worker than those with credit.
+    lie in its prefix cache. `patience`: seconds that it may still wait for a better worker than those with credit. `urgent`:
+    workers compute it before others that did not come long ago.
     """
 
     tokens: int
@@ -26,12 +27,14 @@ class Request:
     branches: tuple[int, ...] = ()
     hits: Mapping[str, int] = field(default_factory=dict)
     patience: float = 0.0
+    urgent: bool = False
 
     @classmethod
     def of(cls, job: Job, hits: Mapping[str, int] | None = None, patience: float = 0.0) -> Request:
         generated = tuple(len(choice.generated) for choice in job.open_choices)
         branches = generated if len(generated) > 1 else ()
-        return cls(job.prompt_tokens + max(generated), job.weights, job.suspect, branches, hits or {}, patience)
+        urgent = job.tier is Tier.ENTERPRISE
+        return cls(job.prompt_tokens + max(generated), job.weights, job.suspect, branches, hits or {}, patience, urgent)
 
     def blocks(self, block_tokens: int) -> int:
         """KV blocks that its tokens fill."""

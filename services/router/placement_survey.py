@@ -1,6 +1,7 @@
 """What one pool offers a request: who could run each phase, at which predicted cost, and who has no credit.
 
-One pass over the workers and nothing else, because a router does it for every job: no object is made for a worker.
+A router does this for every job, so it looks at the workers in the order of a bound on their cost that the pool keeps, makes no
+object for any, and, when it is asked for the nearest only, stops at the first that can neither be chosen nor be waited for.
 
 Cost of a prefill worker: predicted seconds to the first token = what it has to compute before + the request's uncached tokens, at
 its measured rate. Cost of a decode worker: the share of its KV blocks or of its batch, whichever is larger, that would be taken.
@@ -9,13 +10,13 @@ Cost of a worker that does both: as prefill, and each running sequence that its 
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from operator import itemgetter
 
 from schemas.state import Role
 from services.router.placement_request import Request
-from services.router.placement_workers import Pool, Worker
+from services.router.placement_workers import Entry, Pool, Worker
 
 FETCH_S = 0.02
 """What a fetch of cached blocks costs beyond its tokens: an offer, a connection."""
@@ -25,6 +26,15 @@ RUN_S = 0.002
 """What a queued run costs beyond its tokens: a step of its own."""
 STALL_SHARE = 0.1
 """How a second that a running sequence stands still compares with a second until a first token."""
+TIE_S, TIE = 0.001, 0.02
+"""Predictions that differ by less than both together are the same: rates are not measured better."""
+TIE_LOAD = 0.02
+"""The same for the share of a decode worker that is taken."""
+HOST_LOAD = 0.1
+"""How much fuller a decode worker on prefill's host may be: its blocks do not cross a network."""
+ROUNDING = 1e-9
+"""Of bounds, which are computed in another order than costs."""
+NEAR_LOAD = TIE_LOAD + HOST_LOAD + ROUNDING
 NEVER = float("inf")
 
 Candidates = list[tuple[float, Worker]]
@@ -35,13 +45,15 @@ COST = itemgetter(0)
 class Survey:
     """Ready candidates, with costs, by what they would do. `tail`: decode workers that would prefill a small tail themselves.
 
-    `pairs`, `alone`: some worker that is not draining may run it as a pair, alone; `fits`: one of those is large enough.
-    `soon`: the least cost of a prefill that has no credit yet. `refused`: how many had no credit or were passed over.
+    `usable`: some worker that is not draining may decode, `fits`: those that it needs are large enough.
+    `soon`: the least cost of one that has no prefill credit yet. `refused`: how many had no credit or were passed over.
+    `least_s`: nobody computes the prompt in less.
     `lender`, `lent`: the decode worker that has most of the prompt, and how many blocks.
     """
 
     pool: Pool
     room: int
+    least_s: float
     prefill: Candidates = field(default_factory=list)
     decode: Candidates = field(default_factory=list)
     alone: Candidates = field(default_factory=list)
@@ -54,17 +66,25 @@ class Survey:
     lent: int = 0
 
 
-def survey(pool: Pool, request: Request, now: float, without: Set[str]) -> Survey:
-    """What `pool` offers `request` at `now`, without the processes `without`."""
-    found = Survey(pool, request.room(pool.block_tokens))
+def survey(pool: Pool, request: Request, now: float, without: Set[str], *, nearest: bool = False) -> Survey:
+    """What `pool` offers `request` at `now`, without the processes `without`.
+
+    `nearest`: only what may be chosen, and what is counted is counted of those that were looked at. The same is decided.
+    """
+    found = Survey(pool, request.room(pool.block_tokens), _least_s(pool, request))
     if request.hits:
         _lend(found, request)
-    prefill_alive, prefill_fits = _prefill(found, request, now, without)
-    decode_alive, decode_fits = _decode(found, request, now, without, tail=prefill_alive)
-    both = pool.well(Role.BOTH)
-    alone = both if prefill_alive else {**both, **pool.well(Role.DECODE)}
-    alone_alive, alone_fits = _alone(found, alone, request, now, without)
-    found.usable = alone_alive or (prefill_alive and decode_alive)
+    prefill, decode, both = (pool.well(role, request.urgent) for role in (Role.PREFILL, Role.DECODE, Role.BOTH))
+    prefill_fits = _prefill(found, prefill, request, now, without, nearest)
+    decode_fits = _decode(found, decode, request, without, nearest)
+    if prefill:
+        _tail(found, decode, request, now, without, nearest)
+    if not found.decode:
+        found.soon = NEVER  # a prefill without a decode is nothing to wait for
+    alone_fits = _alone(found, both, request, now, without, nearest)
+    if not prefill:
+        alone_fits |= _alone(found, decode, request, now, without, nearest=False)
+    found.usable = bool(both or decode)
     found.fits = alone_fits or (prefill_fits and decode_fits) or bool(found.tail)
     return found
 
@@ -79,9 +99,20 @@ def gain(found: Survey, request: Request, worker: Worker) -> float:
     return max(0.0, tokens * ((worker.token_s or found.pool.token_s) - worker.fetch_token_s) - FETCH_S)
 
 
-def has_prefill_credit(worker: Worker, uncached: int) -> bool:
-    """A worker with nothing queued takes a prompt of any length: it is cut into steps."""
-    return worker.queued == 0 or worker.prefill_tokens >= uncached
+def near(cost: float) -> float:
+    """A bound beyond this says that a prediction is worse than one of `cost` seconds."""
+    return cost + TIE_S + TIE * cost + ROUNDING
+
+
+def wait_s(worker: Worker, request: Request, now: float) -> float:
+    """Predicted seconds until `worker` begins with it."""
+    return max(0.0, worker.free_at - (worker.yield_s if request.urgent else 0.0) - now)
+
+
+def has_prefill_credit(worker: Worker, uncached: int, urgent: bool) -> bool:
+    """A worker with nothing queued before it takes a prompt of any length: it is cut into steps."""
+    before = worker.queued - worker.yield_queued if urgent else worker.queued
+    return before <= 0 or worker.prefill_tokens >= uncached
 
 
 def has_decode_credit(worker: Worker, room: int) -> bool:
@@ -95,86 +126,115 @@ def _lend(found: Survey, request: Request) -> None:
             found.lender, found.lent = process, blocks
 
 
-def _prefill(found: Survey, request: Request, now: float, without: Set[str]) -> tuple[bool, bool]:
-    """Fills `prefill`. Whether one is alive, whether one is large enough."""
+def _prefill(found: Survey, workers: Sequence[Entry], request: Request, now: float, without: Set[str], nearest: bool) -> bool:
+    """Fills `prefill`. Whether one that was looked at is large enough."""
     pool, tokens, hits = found.pool, request.tokens, request.hits
     block, blocks, usual, lent = pool.block_tokens, request.blocks(pool.block_tokens), pool.token_s, found.lent
-    alive = fits = False
-    for process, worker in pool.well(Role.PREFILL).items():
-        if worker.draining:
-            continue
-        alive = True
+    fits, least, limit = False, found.least_s, NEVER
+    for _, ready_at, process, worker in workers:
+        wait = ready_at - now if ready_at > now else 0.0
+        if wait + least > limit:
+            break
         if tokens >= worker.context_length or blocks > worker.kv_total:
             continue
         fits = True
         uncached = request.uncached(process, block) if process in hits else tokens
-        wait = worker.free_at - now
-        cost = (wait if wait > 0 else 0.0) + worker.queued * RUN_S + uncached * (worker.token_s or usual)
+        cost = wait + worker.queued * RUN_S + uncached * (worker.token_s or usual)
         if worker.degraded:
             cost += DEGRADED_S
         if lent and worker.fetch_token_s:
             cost -= gain(found, request, worker)
         if process in without:
             found.refused += 1
-        elif worker.queued and worker.prefill_tokens < uncached:
+        elif not has_prefill_credit(worker, uncached, request.urgent):
             found.refused += 1
-            if cost < found.soon:
-                found.soon = cost
+            found.soon = min(found.soon, cost)
         else:
             found.prefill.append((cost, worker))
-    return alive, fits
+            if nearest:
+                limit = min(limit, near(cost))
+    return fits
 
 
-def _decode(found: Survey, request: Request, now: float, without: Set[str], *, tail: bool) -> tuple[bool, bool]:
-    """Fills `decode` and, when `tail`, `tail`. Whether one is alive, whether one is large enough."""
-    pool, tokens, hits, room = found.pool, request.tokens, request.hits, found.room
-    block, usual = pool.block_tokens, pool.token_s
-    beat = min(found.prefill, key=COST)[0] if found.prefill else NEVER  # a tail that takes as long is not worth a look
-    alive = fits = False
-    for process, worker in pool.well(Role.DECODE).items():
-        if worker.draining:
-            continue
-        alive = True
+def _decode(found: Survey, workers: Sequence[Entry], request: Request, without: Set[str], nearest: bool) -> bool:
+    """Fills `decode`. Whether one that was looked at is large enough."""
+    tokens, hits, room = request.tokens, request.hits, found.room
+    fits, limit = False, NEVER
+    for _, least, process, worker in workers:
+        if least > limit:
+            break
         if tokens >= worker.context_length or room > worker.kv_total:
             continue
         fits = True
-        slots, free = worker.decode_slots, worker.kv_blocks
-        if slots < 1 or free < room or process in without:
+        free = worker.kv_blocks
+        # `has_decode_credit`, written out: when everybody is a near-tie this loop is most of a decision.
+        if free < room or worker.decode_slots < 1 or process in without:
             found.refused += 1
             continue
-        here = hits.get(process, 0) if hits else 0
-        blocks, batch = 1 - (free - room + here) / worker.kv_total, (worker.running + 1) / (worker.running + slots)
-        found.decode.append((blocks if blocks > batch else batch, worker))
-        rest = tokens - here * block
-        if tail and rest <= worker.prefill_tokens and worker.step_s + rest * (worker.token_s or usual) < beat:
-            found.tail.append((_cost_alone(worker, pool, request.uncached(process, block), now), worker))
-    return alive, fits
+        load = 1 - (free - room + hits.get(process, 0)) / worker.kv_total
+        if load < least:
+            load = least  # its batch is fuller
+        found.decode.append((load, worker))
+        if nearest and load + NEAR_LOAD < limit:
+            limit = load + NEAR_LOAD
+    return fits
 
 
-def _alone(found: Survey, workers: dict[str, Worker], request: Request, now: float, without: Set[str]) -> tuple[bool, bool]:
-    """Fills `alone`. Whether one is alive, whether one is large enough."""
-    pool, room = found.pool, found.room
-    alive = fits = False
-    for process, worker in workers.items():
-        if worker.draining:
+def _tail(found: Survey, workers: Sequence[Entry], request: Request, now: float, without: Set[str], nearest: bool) -> None:
+    """Fills `tail`: of those that have most of the prompt, and all when it is short, who is faster than prefill."""
+    pool, tokens, hits, room = found.pool, request.tokens, request.hits, found.room
+    block, usual = pool.block_tokens, pool.token_s
+    beat = min(found.prefill, key=COST)[0] if found.prefill else NEVER  # a tail that takes as long is not worth a look
+    if found.least_s + pool.shortest_step_s >= beat:
+        return
+    limit = NEVER
+    if tokens > pool.largest_step:
+        workers = [entry for entry in workers if entry[2] in hits] if hits else ()
+    for _, _, process, worker in workers:
+        rest = tokens - hits.get(process, 0) * block
+        least = worker.step_s + rest * (worker.token_s or usual)
+        if rest > worker.prefill_tokens or least >= beat or wait_s(worker, request, now) + least > limit:
             continue
-        alive = True
+        large = tokens < worker.context_length and room <= worker.kv_total
+        if large and process not in without and has_decode_credit(worker, room):
+            cost = _cost_alone(worker, pool, request, now)
+            found.tail.append((cost, worker))
+            if nearest:
+                limit = min(limit, near(cost))
+
+
+def _alone(found: Survey, workers: Sequence[Entry], request: Request, now: float, without: Set[str], nearest: bool) -> bool:
+    """Fills `alone`. Whether one that was looked at is large enough. `nearest`: `workers` come in order of their wait."""
+    pool, room = found.pool, found.room
+    fits, least, limit = False, found.least_s, NEVER
+    for _, _, process, worker in workers:
+        if wait_s(worker, request, now) + least > limit:
+            break
         if request.tokens >= worker.context_length or room > worker.kv_total:
             continue
         fits = True
         uncached = request.uncached(process, pool.block_tokens)
-        cost = _cost_alone(worker, pool, uncached, now) + (DEGRADED_S if worker.degraded else 0.0)
+        cost = _cost_alone(worker, pool, request, now) + (DEGRADED_S if worker.degraded else 0.0)
         if process in without or not has_decode_credit(worker, room):
             found.refused += 1
-        elif not has_prefill_credit(worker, uncached):
+        elif not has_prefill_credit(worker, uncached, request.urgent):
             found.refused += 1
             found.soon = min(found.soon, cost)
         else:
             found.alone.append((cost, worker))
-    return alive, fits
+            if nearest:
+                limit = min(limit, near(cost))
+    return fits
 
 
-def _cost_alone(worker: Worker, pool: Pool, uncached: int, now: float) -> float:
+def _least_s(pool: Pool, request: Request) -> float:
+    """Nobody computes it in less, whatever is cached or can be fetched."""
+    cached = max(request.hits.values(), default=0) * pool.block_tokens
+    return (request.tokens - cached) * min(pool.fastest_s, pool.token_s)
+
+
+def _cost_alone(worker: Worker, pool: Pool, request: Request, now: float) -> float:
+    uncached = request.uncached(worker.process, pool.block_tokens)
     compute = uncached * (worker.token_s or pool.token_s) + worker.queued * RUN_S
     stalls = 1 + worker.running * STALL_SHARE
-    return max(0.0, worker.free_at - now) + worker.step_s + compute * stalls
+    return wait_s(worker, request, now) + worker.step_s + compute * stalls

@@ -1,11 +1,13 @@
-"""Workers as placement sees them, grouped by what may be paired.
+"""Workers as placement sees them, grouped by what may be paired, and in the order in which a decision wants to look at them.
 
-Owns: no decision. Invariant: a pool holds workers of one `kv_compat` only, which may hand over to one another.
+Owns: no decision. Invariants: a pool holds workers of one `kv_compat` only, which may hand over to one another; its orders are
+kept on each change, so that a decision can stop at the first worker that cannot be better than what it found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -19,7 +21,8 @@ UNKNOWN_TOKEN_S = 0.0005
 class Worker:
     """A live worker of one model, with what this router placed since already taken off its credit.
 
-    `free_at`: monotonic time at which the prompts it has are computed, as predicted. `token_s`: measured seconds of one uncached
+    `free_at`: monotonic time at which the prompts it has are computed, as predicted; `yield_s`: so much of that makes way for an
+    urgent one, and `yield_queued` of the `queued` do. `token_s`: measured seconds of one uncached
     prompt token, 0 = not measured; `step_s`: of one decode step; `fetch_token_s`: of fetching one cached token from a decode
     worker, 0 = it cannot. `host`: "" = unknown. `degraded`: it may not be able to work (its connection ended, its engine stands
     still): it gets work only while its pool has nobody better.
@@ -40,49 +43,112 @@ class Worker:
     draining: bool = False
     degraded: bool = False
     free_at: float = 0.0
+    yield_s: float = 0.0
+    yield_queued: int = 0
     token_s: float = 0.0
     step_s: float = 0.0
     fetch_token_s: float = 0.0
     host: str = ""
 
 
+Entry = tuple[bool, float, str, Worker]
+"""Degraded, key, process, worker: the well come first, in them the least."""
+
+
+class Order:
+    """Workers of one role by a key that is never more than what they cost. Who drains is in no order."""
+
+    def __init__(self, key: Callable[[Worker], float]) -> None:
+        self._key = key
+        self._entries: list[Entry] = []
+
+    def change(self, old: Worker | None, new: Worker | None) -> None:
+        """`new` takes the place of `old`, which is what was put here last."""
+        if old is not None and not old.draining:
+            del self._entries[bisect_left(self._entries, (old.degraded, self._key(old), old.process))]
+        if new is not None and not new.draining:
+            insort(self._entries, (new.degraded, self._key(new), new.process, new))
+
+    def well(self) -> Sequence[Entry]:
+        """Those that are not degraded; all, when nobody else could take work."""
+        entries = self._entries
+        if not entries or not entries[-1][0]:
+            return entries
+        return entries[: bisect_left(entries, (True,))] or entries
+
+
+def by_wait(worker: Worker) -> float:
+    """The cost of a prompt here is at least the wait until this time."""
+    return worker.free_at
+
+
+def by_urgent_wait(worker: Worker) -> float:
+    """That of an urgent one."""
+    return worker.free_at - worker.yield_s
+
+
+def by_load(worker: Worker) -> float:
+    """The share of the KV blocks or of the batch that is taken before anything is added; whoever has no room comes last."""
+    if worker.decode_slots < 1 or not worker.kv_total:
+        return float("inf")
+    return max(1 - worker.kv_blocks / worker.kv_total, (worker.running + 1) / (worker.running + worker.decode_slots))
+
+
 @dataclass(slots=True)
 class Pool:
-    """Workers of one `kv_compat` by role and process. `token_s`: the newest measurement, for those that have none."""
+    """Workers of one `kv_compat` by role and process.
+
+    `token_s`: the newest measurement, for those that have none. Bounds, which may be too generous: `fastest_s`, the least ever;
+    `shortest_step_s` of a decode worker, and `largest_step`, the most prompt tokens that one ever had credit for.
+    """
 
     kv_compat: str
     weights: str
     block_tokens: int
     token_s: float = UNKNOWN_TOKEN_S
+    fastest_s: float = float("inf")
+    shortest_step_s: float = float("inf")
+    largest_step: int = 0
     prefill: dict[str, Worker] = field(default_factory=dict)
     decode: dict[str, Worker] = field(default_factory=dict)
     both: dict[str, Worker] = field(default_factory=dict)
-    degraded: set[str] = field(default_factory=set)
+    _orders: dict[Role, tuple[Order, ...]] = field(
+        default_factory=lambda: {
+            Role.PREFILL: (Order(by_wait), Order(by_urgent_wait)),
+            Role.DECODE: (Order(by_load),),
+            Role.BOTH: (Order(by_wait), Order(by_urgent_wait)),
+        }
+    )
 
     def of(self, role: Role) -> dict[str, Worker]:
         return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.BOTH: self.both}[role]
 
     def put(self, worker: Worker) -> None:
         """The newest of this process."""
-        self.of(worker.role)[worker.process] = worker
-        (self.degraded.add if worker.degraded else self.degraded.discard)(worker.process)
+        members = self.of(worker.role)
+        for order in self._orders[worker.role]:
+            order.change(members.get(worker.process), worker)
+        members[worker.process] = worker
         if worker.token_s:
             self.token_s = worker.token_s
+            self.fastest_s = min(self.fastest_s, worker.token_s)
+        if worker.role is Role.DECODE:
+            self.shortest_step_s = min(self.shortest_step_s, worker.step_s)
+            self.largest_step = max(self.largest_step, worker.prefill_tokens)
+
+    def drop(self, process: str) -> None:
+        for role, orders in self._orders.items():
+            old = self.of(role).pop(process, None)
+            for order in orders:
+                order.change(old, None)
+
+    def well(self, role: Role, urgent: bool = False) -> Sequence[Entry]:
+        """Those of `role` that may take work, least first, as an `urgent` request sees them."""
+        orders = self._orders[role]
+        return orders[urgent and len(orders) > 1].well()
 
     def workers(self) -> Iterator[Worker]:
         return chain(self.prefill.values(), self.decode.values(), self.both.values())
-
-    def well(self, role: Role) -> dict[str, Worker]:
-        """Those of `role` that are not degraded; all, when nobody else could take work."""
-        members = self.of(role)
-        if not self.degraded:
-            return members
-        return {process: worker for process, worker in members.items() if not worker.degraded and not worker.draining} or members
-
-    def drop(self, process: str) -> None:
-        self.degraded.discard(process)
-        for members in (self.prefill, self.decode, self.both):
-            members.pop(process, None)
 
     def __contains__(self, process: str) -> bool:
         return process in self.decode or process in self.both or process in self.prefill

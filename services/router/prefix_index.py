@@ -22,6 +22,7 @@ EXPECT_S = 10.0
 MAX_EXPECTED = 2**18
 """Most blocks that are expected at once; beyond it the oldest are not."""
 MAX_MASKS = 2**16
+MAX_NAMED = 2**10
 
 
 class PrefixIndex:
@@ -37,6 +38,7 @@ class PrefixIndex:
         self._clearing = 0
         self._position = 0
         self._masks: dict[int, int] = {}  # equal sets of holders are one object
+        self._named: dict[int, tuple[str, ...]] = {}  # who a set of holders is, of those that were asked for lately
         self._expected: dict[bytes, int] = {}
         self._expectations: deque[tuple[float, int, tuple[bytes, ...]]] = deque()
         self._expected_names = 0
@@ -154,6 +156,7 @@ class PrefixIndex:
             if self._free:
                 position = self._free.pop()
                 self._names[position] = process
+                self._named = {}
             else:
                 position = len(self._names)
                 self._names.append(process)
@@ -162,8 +165,12 @@ class PrefixIndex:
         return 1 << position
 
     def _note(self, found: dict[str, int], mask: int, depth: int) -> None:
-        for position in _positions(mask):
-            found[self._names[position]] = depth
+        names = self._named.get(mask)
+        if names is None:
+            if len(self._named) >= MAX_NAMED:
+                self._named = {}
+            names = self._named[mask] = tuple(self._names[position] for position in _positions(mask))
+        found |= dict.fromkeys(names, depth)
 
 
 def _positions(mask: int) -> list[int]:

@@ -276,6 +276,8 @@ def _estimate(entry: _Entry, now: float) -> Worker:
         draining=state.draining or entry.ejected,
         degraded=entry.away or state.stalled or entry.breaker.bars(now, asked),
         free_at=free_at,
+        yield_queued=state.yielding_queued,
+        yield_s=state.yielding * (token_s or UNKNOWN_TOKEN_S),
         token_s=token_s,
         step_s=state.rates.decode_step_s,
         fetch_token_s=1 / state.rates.fetch_tokens_s if state.rates.fetch_tokens_s > 0 else 0.0,

@@ -92,6 +92,8 @@ class Beats:
             queued=stats.queued,
             running=stats.running,
             backlog=stats.backlog,
+            yielding=stats.yielding,
+            yielding_queued=stats.yielding_queued,
             swapped=stats.swapped,
             kv_used=pool.held,
             kv_total=pool.total,

@@ -15,7 +15,7 @@ from typing import Any
 
 from schemas.control import Control, Verb
 from schemas.errors import BusError, JobFailed
-from schemas.job import Job
+from schemas.job import Job, Tier
 from schemas.lifecycle import State
 from schemas.placement import Accept, Refuse
 from schemas.reply import OWNED, Event
@@ -108,6 +108,8 @@ class Worker:
         """
         stats = self.engine.stats()
         queued = self.beats.queued_tokens(stats)
+        if job.tier is Tier.ENTERPRISE and stats.queued == stats.yielding_queued:
+            queued -= stats.queued_tokens  # all of them make way for it
         room = stats.step_tokens - queued
         tokens = job.prompt_tokens + sum(len(choice.generated) for choice in job.open_choices)
         if not queued or tokens - to_fetch <= room or tokens - self._cached_tokens(job) <= room:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 from bench.routing import main
 from bench.routing_world.cluster import Cluster
 from bench.routing_world.compare import POLICIES, sweep, verdict
+from bench.routing_world.job import SimJob
 from bench.routing_world.measure import Result, measure
+from bench.routing_world.prefill import PrefillWorker
 from bench.routing_world.settings import Limits, World
 from bench.routing_world.trace import Row, read
 
@@ -87,6 +90,27 @@ def test_a_full_batch_makes_others_wait_for_their_first_token() -> None:
     world = World(prefill_rate=1e12, decode_workers=1, batch=2)
     jobs = Cluster(world, Limits(), POLICIES["round robin"](1)).run(rows(3, every=0.0, output=11), load=1.0)
     assert sorted(job.ttft for job in jobs)[-1] == pytest.approx(10 * 0.0152, abs=1e-3)
+
+
+def test_an_urgent_prompt_waits_for_the_step_in_progress_only() -> None:
+    ended: list[tuple[int, float]] = []
+    events: list[tuple[float, Callable[[], None]]] = []
+    worker = PrefillWorker(
+        "p", World(), 100, 512, lambda when, call: events.append((when, call)), lambda _: None, lambda _: None, None
+    )
+    long, urgent = (SimJob(row, 0.0, n, urgent=bool(n)) for n, row in enumerate(rows(1, prompt=20_000) + rows(1, prompt=4_000)))
+    worker.submit(long, 0.0)
+    urgent.placed_uncached = 4_000
+    worker.submit(urgent, 0.1)
+    assert worker.work(0.1, urgent=True) == pytest.approx(0.06 + 0.2), "a step, and the other urgent one"
+    while events:
+        events.sort(key=lambda event: event[0])
+        when, call = events.pop(0)
+        busy = worker.busy
+        call()
+        if busy is not None and worker.busy is not busy and not worker._left.get(busy):
+            ended.append((busy.number, round(when, 6)))
+    assert ended == [(1, 0.32), (0, 1.2)]
 
 
 def test_a_cached_prefix_is_not_computed_again() -> None:

@@ -351,6 +351,26 @@ async def test_stats() -> None:
         assert stats.rates.prefill_tokens_s > 0
 
 
+async def test_an_enterprise_prompt_overtakes_one_that_is_half_computed() -> None:
+    """That one waits, with what it has: it counts as queued, and its backlog as what makes way."""
+    async with Rig(paused=True, max_tokens=4) as rig:
+        rig.engine.prefill(spec(1, [1] * 12))
+        await until(lambda: rig.runner.in_step)
+        rig.engine.prefill(spec(2, [1] * 8, tier=Tier.ENTERPRISE))
+        stats = rig.engine.stats()
+        assert (stats.queued_tokens, stats.backlog, stats.yielding, stats.yielding_queued) == (8, 20, 12, 0)
+        rig.runner.open.set()
+        rig.runner.open.clear()  # the step in progress ends, and the next one begins
+        await until(lambda: len(rig.runner.steps) == 2)
+        stats = rig.engine.stats()
+        assert (stats.queued, stats.queued_tokens, stats.yielding_queued, stats.running) == (1, 8, 1, 1)
+        rig.runner.open.set()
+        await until(lambda: len(rig.outputs) == 2)
+        assert [output.run for output in rig.outputs] == [2, 1]
+        for run in (1, 2):
+            rig.pool.release(RunHolder(run))
+
+
 async def test_how_long_the_step_in_progress_takes() -> None:
     async with Rig(paused=True) as rig:
         assert rig.engine.stats().in_step_s == 0.0

@@ -1,4 +1,4 @@
-"""Which tokens a step computes: decode first, prompts in order of arrival, no more than the time allows."""
+"""Which tokens a step computes: decode first, prompts in order of their turns, no more than the time allows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.job import Tier
-from services.engine.scheduler import SCORED, Chunk, ChunkedScheduler, Step, choose_victim
+from services.engine.scheduler import AHEAD_S, SCORED, Chunk, ChunkedScheduler, Step, choose_victim, makes_way
 from services.engine.sequence import Sequence
 from tests.engine.fakes import spec
 
@@ -20,6 +20,11 @@ def waiting(run: int, tokens: int, computed: int = 0, tier: Tier = Tier.PAID) ->
 def decoding(run: int, tokens: int = 5, tier: Tier = Tier.PAID) -> Sequence:
     sequence = waiting(run, tokens, computed=tokens, tier=tier)
     sequence.ids.append(9)
+    return sequence
+
+
+def came(sequence: Sequence, at: float) -> Sequence:
+    sequence.came_at = at
     return sequence
 
 
@@ -49,6 +54,25 @@ def test_decode_rows_come_first_then_prompts_in_order_of_arrival() -> None:
 def test_the_prompt_that_does_not_fit_is_cut_and_the_next_one_waits() -> None:
     step = scheduler().plan([waiting(1, 30), waiting(2, 40), waiting(3, 5)])
     assert shape(step) == [(1, 0, 30, True), (2, 0, 2, False)]
+
+
+def test_an_enterprise_prompt_comes_before_others_that_came_not_long_ago() -> None:
+    """Also when they are half computed; who waited long enough is not overtaken any more."""
+    begun, queued = came(waiting(1, 60, computed=32), 10.0), came(waiting(2, 10, tier=Tier.FREE), 11.0)
+    urgent = came(waiting(3, 20, tier=Tier.ENTERPRISE), 10.0 + AHEAD_S - 0.1)
+    assert shape(scheduler().plan([begun, queued, urgent])) == [(3, 0, 20, True), (1, 32, 12, False)]
+    late = came(waiting(3, 20, tier=Tier.ENTERPRISE), 10.0 + AHEAD_S + 0.1)
+    assert shape(scheduler().plan([begun, queued, late])) == [(1, 32, 28, True), (3, 0, 4, False)]
+
+
+@pytest.mark.parametrize(
+    ("tier", "now", "yields"), [(Tier.PAID, 11.0, True), (Tier.PAID, 16.0, False), (Tier.ENTERPRISE, 11.0, False)]
+)
+def test_what_makes_way_is_what_an_enterprise_prompt_that_comes_now_overtakes(tier: Tier, now: float, yields: bool) -> None:
+    sequence = came(waiting(1, 32, tier=tier), 10.0)
+    assert makes_way(sequence, now) is yields
+    step = scheduler().plan([sequence, came(waiting(2, 32, tier=Tier.ENTERPRISE), now)])
+    assert shape(step)[0][0] == (2 if yields else 1)
 
 
 def test_no_more_rows_than_the_batch_holds() -> None:

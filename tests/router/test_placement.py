@@ -253,7 +253,7 @@ def test_credit_is_kept_and_enough(workers: list[Worker], tokens: int, seed: int
 
 def _may_prefill(w: Worker, tokens: int) -> bool:
     fits = tokens < w.context_length and Request(tokens).blocks(w.block_tokens) <= w.kv_total
-    return not w.draining and fits and has_prefill_credit(w, tokens)
+    return not w.draining and fits and has_prefill_credit(w, tokens, urgent=False)
 
 
 def _may_decode(w: Worker, tokens: int) -> bool:

@@ -69,6 +69,16 @@ def test_who_is_forgotten_has_nothing_and_leaves_nothing_to_the_next() -> None:
     assert len(index) == 3
 
 
+def test_a_set_of_holders_is_named_anew_when_a_bit_changes_hands() -> None:
+    index = PrefixIndex()
+    index.stored("a", CHAIN)
+    assert index.hits(CHAIN) == {"a": 8}
+    index.forget("a")
+    cleared(index)
+    index.stored("b", CHAIN[:4])
+    assert index.hits(CHAIN) == {"b": 4}
+
+
 def test_a_process_can_come_back() -> None:
     index = PrefixIndex()
     index.stored("a", CHAIN)

@@ -218,6 +218,12 @@ def test_when_a_worker_is_free_is_predicted_from_its_backlog_and_what_was_placed
     assert only(view).free_at == now + 2.08
 
 
+def test_what_makes_way_for_an_urgent_prompt_is_part_of_the_wait(view: View) -> None:
+    view.observe(state(1, backlog=500, queued=2, yielding=400, yielding_queued=1, rates=Rates(prefill_tokens_s=1000.0)))
+    assert only(view).yield_s == pytest.approx(0.4)
+    assert only(view).yield_queued == 1
+
+
 def test_pools_are_by_kv_compat(view: View) -> None:
     view.observe(state(1, process=a_process("d1"), kv_compat="a"))
     view.observe(state(1, process=a_process("d2"), kv_compat="b"))

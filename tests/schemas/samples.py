@@ -140,6 +140,8 @@ def every() -> list[Message]:
         queued=1,
         running=2,
         backlog=700,
+        yielding=400,
+        yielding_queued=1,
         swapped=1,
         kv_used=3,
         swap_used=2,

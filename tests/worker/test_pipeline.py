@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from schemas.codec import decode
 from schemas.control import Position, Verb
 from schemas.handoff import Handoff
+from schemas.job import Tier
 from schemas.lifecycle import State
 from schemas.placement import Accept, Lease, LeaseItem, LeaseVerb, Refuse
 from schemas.reply import FinishReason
@@ -236,6 +238,23 @@ async def test_a_worker_queues_one_steps_work_and_refuses_the_rest():
         refused = [answer for answer in answers if isinstance(answer, Refuse)]
         assert refused
         assert {answer.reason for answer in refused} == {"no_credit"}
+        await until(r.clean)
+
+
+async def test_an_enterprise_job_is_taken_and_computed_before_what_makes_way_for_it():
+    async with rig(prefill=Timing(prefill_token_s=0.02)) as r:
+        runs, prompts = list[int](), ([first, *range(20, 49)] for first in range(50, 90))
+        while True:
+            run, answer = await r.submit(r.job(next(prompts), max_tokens=1))
+            if isinstance(answer, Refuse):
+                break
+            runs.append(run)
+        urgent = msgspec.structs.replace(r.job(next(prompts), max_tokens=1), tier=Tier.ENTERPRISE)
+        run, answer = await r.submit(urgent)
+        assert isinstance(answer, Accept)
+        await until(lambda: all(r.edge.ended(other) for other in [*runs, run]))
+        ends = [event.run for event in r.edge.events if event.state.terminal]
+        assert ends.index(run) < ends.index(runs[-1])
         await until(r.clean)
 
 

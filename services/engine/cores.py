@@ -4,11 +4,14 @@ Each core is a file that one engine at a time holds locked, in memory that all p
 holds nothing any more, because the system drops its locks. Cores are counted, not bound: who holds two runs two threads, wherever
 the system puts them. Who wants a core and has none holds a lock of its kind, decode or prefill, which the others can see. Rules:
 
-- A step has at least one thread. More cores are taken only when they are free and nobody wants one; they go back with the step.
+- A step has at least one thread. More cores are taken only when they are free and nobody wants one, also while the step runs;
+  they go back with the step, or in the midst of it when somebody wants one.
 - The first core stays for some ms, so that engines which compute step after step do not queue anew for each.
 - It goes back at once when somebody wants one who comes first: decode before all, prefill after all; and nobody who comes anew
   overtakes those who wait. So a prefill that had every core leaves one to a decode that begins, with its next step.
 - Nobody waits longer than its patience: then it computes in one thread without a core, and the system shares them.
+- Beside a prefill at work decode has at most a share of the cores: on a host of few it rests between two steps. Each of its steps
+  then computes more rows, and prompts are done sooner, for the same work.
 
 Must not know sequences or models. Invariant: a wrong count makes a step slow and nothing else.
 """
@@ -28,6 +31,8 @@ from pathlib import Path
 
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.004
+_LONGEST_REST_S = 0.03
+_DECODE_SHARE = 0.25
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -49,7 +54,7 @@ class Timing:
     For decode few: beside a prefill in progress it is slow, behind it slower.
     """
 
-    decode: float = 0.005
+    decode: float = 0.008
     prefill: float = 0.05
     linger: float = 0.005
 
@@ -63,31 +68,65 @@ class CoreArbiter:
         self.most = min(most or len(cores), len(cores))
         self._cores = [_Lock(folder / f"core-{number}") for number in cores]
         self._decode, self._prefill = _Lock(folder / "decode-wants"), _Lock(folder / "prefill-wants")
+        self._prefill_works = _Lock(folder / "prefill-works")
         self._held: list[_Lock] = []
         self._wanting: _Lock | None = None
-        self._rest: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        self._rest_until = 0.0
 
     @asynccontextmanager
     async def step(self, *, decode: bool) -> AsyncIterator[int]:
         """The number of threads for one step, at least 1. `decode`: somebody's next token is among what it computes."""
-        if self._rest is not None:
-            self._rest.cancel()
+        loop = asyncio.get_running_loop()
+        if self._linger is not None:
+            self._linger.cancel()
         try:
+            if decode:
+                await self._rest()
+            else:
+                self._prefill_works.share()
             await self._take_first(decode)
-            if self._held and not self._somebody_wants(self._decode, self._prefill):
-                self._take(self.most)
+            self._take_more()
+            began = loop.time()
             yield max(1, len(self._held))
+            self._rest_until = loop.time() + self._rest_after(loop.time() - began)
         finally:
             self._give_back(keep=0 if self._somebody_wants(*self._before(decode)) else 1)
-            self._rest = asyncio.get_running_loop().call_later(self._timing.linger, self._go_idle)
+            self._linger = loop.call_later(self._timing.linger, self._go_idle)
+
+    def reconsider(self) -> int:
+        """In a step: gives back what somebody wants, else takes what is free. The threads that it may have from now on."""
+        if self._wanting is not None and self._take_fairly(decode=self._wanting is self._decode):
+            self._want_nothing()
+        if self._somebody_wants(self._decode, self._prefill):
+            self._give_back(keep=1)
+        else:
+            self._take_more()
+        return max(1, len(self._held))
 
     def close(self) -> None:
         """Gives everything back. No step may be in progress."""
-        if self._rest is not None:
-            self._rest.cancel()
-        for lock in (*self._cores, self._decode, self._prefill):
+        if self._linger is not None:
+            self._linger.cancel()
+        for lock in (*self._cores, self._decode, self._prefill, self._prefill_works):
             lock.close()
         self._held.clear()
+
+    async def _rest(self) -> None:
+        """Until the last step's rest is over, if a prefill is at work."""
+        self._prefill_works.unlock()  # this engine's own, if it does both
+        rest = self._rest_until - asyncio.get_running_loop().time()
+        if rest > 0 and not self._prefill_works.is_free():
+            self._give_back(keep=0)
+            await asyncio.sleep(rest)
+
+    def _rest_after(self, seconds: float) -> float:
+        """Of a step that took `seconds` on one core."""
+        return min(_LONGEST_REST_S, seconds * max(0.0, 1 / (_DECODE_SHARE * len(self._cores)) - 1))
+
+    def _take_more(self) -> None:
+        if self._held and not self._somebody_wants(self._decode, self._prefill):
+            self._take(self.most)
 
     async def _take_first(self, decode: bool) -> None:
         """One core, if there is one in time; without one this engine wants one, until it has it or rests."""
@@ -119,6 +158,7 @@ class CoreArbiter:
     def _go_idle(self) -> None:
         self._give_back(keep=0)
         self._want_nothing()
+        self._prefill_works.unlock()
 
     def _give_back(self, *, keep: int) -> None:
         for core in self._held[keep:]:

@@ -1,6 +1,6 @@
 """How late the event loop of this process is: a task that sleeps a little, again and again, and records what was too long.
 
-Late means that something held the loop up, or that the system gave the process no core. Costs 50 wake-ups a second.
+Late means that something held the loop up, or that the system gave the process no core. Costs 20 wake-ups a second.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from services.telemetry.metrics import Metrics
 
-PERIOD_S = 0.02
+PERIOD_S = 0.05
 
 
 async def record_loop_lag(metrics: Metrics, now: Callable[[], float]) -> None:

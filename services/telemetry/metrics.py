@@ -70,7 +70,7 @@ class Metrics:
     @classmethod
     def collecting(cls, process: str) -> Metrics:
         """Records for `prometheus_text`. Without the exporter, which the `edge` extra brings, nothing is recorded."""
-        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
         from opentelemetry.sdk.resources import Resource
 
         try:
@@ -82,7 +82,12 @@ class Metrics:
         registry = CollectorRegistry()
         reader = PrometheusMetricReader(registry=registry, scope_info_enabled=False)
         resource = Resource({"service.name": "headrace", "service.instance.id": process})
-        provider = MeterProvider(metric_readers=[reader], resource=resource, shutdown_on_exit=False)
+        provider = MeterProvider(
+            metric_readers=[reader],
+            resource=resource,
+            exemplar_filter=AlwaysOffExemplarFilter(),  # the text has none, and each would cost a look at every record
+            shutdown_on_exit=False,
+        )
         return cls(provider.get_meter(_SCOPE), lambda: generate_latest(registry))
 
     def gauge(self, spec: Spec, read: Callable[[], float], labels: Labels | None = None) -> None:

@@ -65,13 +65,17 @@ async def test_further_cores_go_back_with_the_step_and_the_first_soon(arbiter: O
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [(True, False), (False, True), (True, True), (False, False)])
-async def test_nobody_takes_a_second_core_while_somebody_wants_one(arbiter: Open, mine: bool, theirs: bool) -> None:
-    first, second, both = arbiter(), arbiter(), asyncio.Barrier(2)
+async def test_nobody_keeps_a_second_core_while_somebody_wants_one(arbiter: Open, mine: bool, theirs: bool) -> None:
+    first, second = arbiter(), arbiter()
+    inside: set[CoreArbiter] = set()
 
     async def overlapping(engine: CoreArbiter, decode: bool) -> int:
         async with engine.step(decode=decode) as threads:
-            await both.wait()
-            return threads
+            inside.add(engine)
+            while len(inside) < 2:
+                threads = engine.reconsider()
+                await asyncio.sleep(0.001)
+            return min(threads, engine.reconsider())
 
     async with first.step(decode=mine) as threads:
         assert threads == 2
@@ -79,6 +83,39 @@ async def test_nobody_takes_a_second_core_while_somebody_wants_one(arbiter: Open
         await until(lambda: second._wanting is not None, 10, "the second engine to wait")
     async with asyncio.timeout(PATIENCE_S):
         assert await overlapping(first, mine) == await waiting == 1
+
+
+async def test_a_core_that_comes_free_is_taken_in_the_midst_of_a_step(arbiter: Open) -> None:
+    first, second = arbiter(), arbiter(timing=HASTY)
+    async with first.step(decode=False):
+        async with second.step(decode=False) as threads:
+            assert (threads, len(second._held)) == (1, 0)  # without a core
+            assert first.reconsider() == 1  # because the second one wants one
+            assert (second.reconsider(), len(second._held)) == (1, 1)
+        await until(lambda: first.reconsider() == 2, 10, "the second engine to have nothing to do")
+
+
+async def test_a_decode_rests_beside_a_prefill_at_work_and_only_then(arbiter: Open) -> None:
+    prefill, decode = arbiter(), arbiter()
+    later = asyncio.get_running_loop().time() + 600
+    async with prefill.step(decode=False):
+        decode._rest_until = later
+        resting = asyncio.create_task(one_step(decode, decode=True))
+        await asyncio.sleep(0.02)
+        assert not resting.done()
+        assert prefill.reconsider() == 2  # who rests wants nothing
+        resting.cancel()
+        await asyncio.gather(resting, return_exceptions=True)
+    prefill._go_idle()
+    decode._rest_until = later
+    assert await asyncio.wait_for(one_step(decode, decode=True), 60) == 2
+
+
+def test_a_decode_rests_so_long_that_it_uses_a_quarter_of_the_cores(arbiter: Open) -> None:
+    assert arbiter(cores=2)._rest_after(0.02) == pytest.approx(0.02)
+    assert arbiter(cores=2)._rest_after(5.0) == pytest.approx(0.03)  # whoever reads waits no longer than that
+    assert arbiter(cores=1)._rest_after(0.005) == pytest.approx(0.015)
+    assert arbiter(cores=4)._rest_after(0.02) == 0
 
 
 async def test_a_decode_that_begins_has_a_core_with_the_next_step_of_a_prefill_that_had_all(arbiter: Open) -> None:

@@ -1,4 +1,5 @@
-/* The kernel as a program, for the sanitizers: a small random model computed alone and in company, on one thread and on three. */
+/* The kernel as a program, for the sanitizers: a small random model computed alone and in company, on one thread and on three, and
+ * on a number of threads that changes all the time. */
 #include "kernel.c"
 
 #include <stdio.h>
@@ -36,6 +37,13 @@ static hr_layer layer(void) {
         .output = linear(HIDDEN, HEADS * DIM), .gate = linear(MLP, HIDDEN), .up = linear(MLP, HIDDEN), .down = linear(HIDDEN, MLP)};
 }
 
+static atomic_int meddling;
+
+static void *meddle(void *engine) {
+    for (int i = 0; atomic_load(&meddling); i++) hr_invite(engine, 1 + i % 3);
+    return NULL;
+}
+
 /* Rows of two sequences of LENGTH tokens, all sampled; returns 0 unless each row of both equals its row alone. */
 static int check(const hr_model *model) {
     static float alone[LENGTH][64], both[2 * LENGTH][64];
@@ -50,6 +58,16 @@ static int check(const hr_model *model) {
         good = hr_compute(engine, &step, threads) == HR_DONE;
         for (int i = 0; i < 2 * LENGTH; i++) good &= !memcmp(both[i], alone[i % LENGTH], VOCAB * sizeof(float));
     }
+    pthread_t meddler;
+    atomic_store(&meddling, 1);
+    good = good && pthread_create(&meddler, NULL, meddle, engine) == 0;
+    for (int turn = 0; good && turn < 100; turn++) {
+        memset(both, 0, sizeof both);
+        good = hr_compute(engine, &step, 1 + turn % 3) == HR_DONE;
+        for (int i = 0; i < 2 * LENGTH; i++) good &= !memcmp(both[i], alone[i % LENGTH], VOCAB * sizeof(float));
+    }
+    atomic_store(&meddling, 0);
+    good = pthread_join(meddler, NULL) == 0 && good;
     stop = 1;
     good = good && hr_compute(engine, &step, 3) == HR_STOPPED;
     hr_close(engine);

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +80,31 @@ def test_every_number_of_decoding_rows(library: Library, half_gqa: tiny.Tiny, ro
             assert [row.tobytes() for row in logits] == alone
             for sequence in sequences:
                 sequence.computed -= 1
+
+
+def test_threads_that_come_and_go_in_the_midst_of_steps(library: Library, half_gqa: tiny.Tiny) -> None:
+    with machine(library, half_gqa) as shared:
+        prompt = tiny.prompt(2, 100)
+        alone, over = shared.whole(prompt).tobytes(), threading.Event()
+
+        def meddle() -> None:
+            for number in itertools.cycle((1, 3, 2)):
+                if over.is_set():
+                    return
+                shared.model.invite(number)
+
+        meddler = threading.Thread(target=meddle)
+        meddler.start()
+        try:
+            for turn in range(40):
+                sequence = shared.tokens(prompt)
+                logits = shared.step(Piece(sequence, 100, 100), threads=1 + turn % 3)
+                assert logits is not None
+                assert logits.tobytes() == alone
+                shared.free += sequence.blocks
+        finally:
+            over.set()
+            meddler.join(30)
 
 
 def test_float32_kv_memory_is_as_exact(library: Library, half_gqa: tiny.Tiny) -> None:

@@ -92,6 +92,7 @@ class Library:
         self._declare("hr_block_bytes", c_int64, *[c_int32] * 4)
         self._declare("hr_open", c_void_p, POINTER(Model), *[c_int32] * 3)
         self._declare("hr_compute", c_int32, c_void_p, POINTER(Step), c_int32)
+        self._declare("hr_invite", None, c_void_p, c_int32)
         self._declare("hr_close", None, c_void_p)
 
     def block_bytes(self, layers: int, kv_heads: int, head_dim: int, dtype: DType) -> int:
@@ -107,6 +108,10 @@ class Library:
     def compute(self, handle: int, step: Step, threads: int) -> Result:
         """One step; one caller at a time."""
         return Result(self._c.hr_compute(handle, ctypes.byref(step), threads))
+
+    def invite(self, handle: int, threads: int) -> None:
+        """The threads that the step in progress may have from now on, at least 1; from any thread."""
+        self._c.hr_invite(handle, threads)
 
     def close(self, handle: int) -> None:
         self._c.hr_close(handle)

@@ -117,6 +117,11 @@ class KernelModel:
             raise ValueError("the step names a row, token, position or block that does not exist")
         return None if result is Result.STOPPED else logits[:, : self._config.vocab]
 
+    def invite(self, threads: int) -> None:
+        """The threads that the step in progress may have from now on, at least 1; without a step nothing happens."""
+        if self._close.alive:
+            self._library.invite(self._handle, threads)
+
     def close(self) -> None:
         """Ends its threads; no step may be running. Idempotent."""
         self._close()

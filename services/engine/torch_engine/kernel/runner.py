@@ -1,7 +1,7 @@
 """Runs the kernel's steps in one thread of its own, and draws the tokens.
 
 Invariant: the thread reads nothing of a sequence and holds no GIL while the kernel computes; the event loop looks for cancelled
-rows every 10 ms, and a step whose rows are all cancelled ends before its next layer.
+rows every 5 ms, and a step whose rows are all cancelled ends before its next layer; so often its threads follow its cores.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from services.engine.scheduler import Step
 from services.engine.torch_engine.kernel.batch import Batch, build_batch
 from services.engine.torch_engine.kernel.model import KernelModel, StopFlag
 
-_LOOK_S = 0.01
+_LOOK_S = 0.005
 
 
 class KernelRunner:
@@ -43,6 +43,9 @@ class KernelRunner:
             while not (await asyncio.wait({computing}, timeout=_LOOK_S))[0]:
                 if all(chunk.sequence.cancelled for chunk in step.chunks):
                     stop.set()
+                elif (share := self._cores.reconsider()) != threads:
+                    threads = share
+                    self._model.invite(threads)
         finally:
             stop.set()  # nobody waits for this step any more
         return computing.result()

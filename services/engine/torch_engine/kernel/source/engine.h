@@ -36,7 +36,7 @@ struct hr_engine {
     tile_of_queries *tiles;
     /* the step being computed */
     const hr_step *step;
-    int tile_count, threads;
+    int tile_count;
     atomic_int stopped;
 #ifdef HR_PROFILE
     double spent[HR_PARTS], since;
@@ -126,8 +126,8 @@ typedef struct {
 enum mode { STORE, ADD };
 
 /* The task a member probably takes after `task`, of its piece [.., end) of `piece` tasks: all members are about as fast. */
-static inline int next_task(const hr_engine *e, int task, int end, int piece) {
-    return task + 1 < end ? task + 1 : end + (e->threads - 1) * piece;
+static inline int next_task(hr_engine *e, int task, int end, int piece) {
+    return task + 1 < end ? task + 1 : end + (team_size(&e->team) - 1) * piece;
 }
 
 /* Task `number` of a phase: 32 outputs of one of `parts`. Behind the last one those of `then`, the next phase's first matrix. */
@@ -146,7 +146,7 @@ static void product_phase(hr_engine *e, member *m, const part *parts, int count,
     scratch *own = &e->scratch[m->number];
     int total = 0, first, end;
     for (int i = 0; i < count; i++) total += (int)strips(parts[i].linear->outputs);
-    int piece = total / (e->threads * 8);
+    int piece = total / (e->max_threads * 8);
     if (piece < 1) piece = 1;
     while (team_take(m, total, piece, &first, &end))
         for (int task = first; task < end; task++) {

@@ -68,7 +68,7 @@ static void compute(member *m, void *argument) {
     embed_phase(e, m);
     spent(e, m, HR_EMBED);
     for (int number = 0; number < e->model.layer_count; number++) {
-        if (stopped(e, m)) return;
+        if (stopped(e, m) || team_leaves(m)) return;
         compute_layer(e, m, number);
     }
     norm_phase(e, m, e->model.norm, e->step->sampled, e->step->sampled_count);
@@ -109,9 +109,12 @@ int32_t hr_compute(hr_engine *e, const hr_step *step, int32_t threads) {
     if (step->logits_step < whole_strips(e->model.vocab) || threads < 1 || !plan(e, step)) return HR_REFUSED;
     e->step = step;
     e->stopped = 0;
-    e->threads = threads < e->max_threads ? threads : e->max_threads;
-    team_run(&e->team, e->threads, compute, e);
+    team_run(&e->team, threads < e->max_threads ? threads : e->max_threads, compute, e);
     return e->stopped ? HR_STOPPED : HR_DONE;
+}
+
+void hr_invite(hr_engine *e, int32_t threads) {
+    team_invite(&e->team, threads < 1 ? 1 : threads < e->max_threads ? threads : e->max_threads);
 }
 
 /* 64 bytes aligned, zeroed; NULL when there is no memory. */

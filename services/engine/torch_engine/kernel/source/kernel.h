@@ -63,6 +63,7 @@ typedef struct hr_engine hr_engine;
  * `model` and all it points to must outlive the engine. */
 HR_PUBLIC hr_engine *hr_open(const hr_model *model, int32_t max_rows, int32_t max_tokens, int32_t max_threads);
 HR_PUBLIC int32_t hr_compute(hr_engine *engine, const hr_step *step, int32_t threads); /* one caller at a time */
+HR_PUBLIC void hr_invite(hr_engine *engine, int32_t threads); /* of the step in progress, from now on; from any thread */
 HR_PUBLIC void hr_close(hr_engine *engine);
 
 HR_PUBLIC int64_t hr_block_bytes(int32_t layers, int32_t kv_heads, int32_t head_dim, int32_t kv_dtype);

@@ -2,7 +2,8 @@
  *
  * A job is a sequence of phases that every member walks through; a phase is pieces that members take. What is waited for is work,
  * never a thread: a phase is over when all its pieces are done, whoever did them. So a member that has lost its core, or never
- * woke up, costs the others nothing but the piece in its hands; it finds the phases it missed done, and joins where they are.
+ * woke up, costs the others nothing but the piece in its hands; it finds the phases it missed done, and joins where they are. So
+ * members may also be sent away and called back while a job runs.
  * Who must wait looks for some microseconds, because the others are nearly done, then sleeps.
  */
 #ifndef HR_TEAM_H
@@ -27,6 +28,7 @@ typedef struct {
     int number;  /* 0: the caller */
     int phase;   /* where this member is */
     int holding; /* tasks of the piece it took last */
+    int left;    /* went away in the midst of the job */
 } member;
 
 typedef struct {
@@ -41,10 +43,10 @@ struct team {
     progress *phases; /* [max_phases] */
     int max_phases;
     int started; /* threads that exist, beside the caller */
-    int invited; /* members that may join the present job, the caller included; 0: there is none */
     int inside;  /* members in the present job, beside the caller */
     int closing;
     unsigned jobs;
+    atomic_int invited; /* members that may be in the present job, the caller included; 0: there is none */
     atomic_int sleeping;
     void (*job)(member *, void *);
     void *argument;
@@ -86,6 +88,18 @@ static void team_finish(member *m, int total) {
     pthread_mutex_unlock(&t->lock);
 }
 
+/* Members that may be in the present job; 1 for who is still inside when it is over. */
+static inline int team_size(team *t) {
+    int invited = atomic_load_explicit(&t->invited, memory_order_relaxed);
+    return invited > 0 ? invited : 1;
+}
+
+/* Whether `m`, which holds nothing, must leave the job. Never the caller. */
+static int team_leaves(member *m) {
+    m->left = m->number > 0 && m->number >= atomic_load(&m->of->invited);
+    return m->left;
+}
+
 static void *team_member(void *argument) {
     member *m = argument;
     team *t = m->of;
@@ -99,9 +113,10 @@ static void *team_member(void *argument) {
         seen = t->jobs;
         t->inside++;
         pthread_mutex_unlock(&t->lock);
-        m->phase = 0;
+        m->phase = m->left = 0;
         t->job(m, t->argument);
         pthread_mutex_lock(&t->lock);
+        if (m->left) seen--; /* it may be called back */
         if (--t->inside == 0) pthread_cond_broadcast(&t->changed);
     }
     pthread_mutex_unlock(&t->lock);
@@ -129,6 +144,15 @@ static void team_run(team *t, int threads, void (*job)(member *, void *), void *
     pthread_mutex_unlock(&t->lock);
 }
 
+/* How many members the job in progress may have from now on, at least 1; nothing when there is none. From any thread. */
+static void team_invite(team *t, int threads) {
+    pthread_mutex_lock(&t->lock);
+    int before = t->invited;
+    if (before) t->invited = threads;
+    if (before && threads > before) pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->lock);
+}
+
 static void team_close(team *t) {
     pthread_mutex_lock(&t->lock);
     t->closing = 1;
@@ -152,7 +176,7 @@ static int team_open(team *t, unsigned threads, unsigned max_phases) {
     }
     pthread_mutex_init(&t->lock, NULL);
     pthread_cond_init(&t->changed, NULL);
-    for (unsigned i = 0; i < threads; i++) t->members[i] = (member){t, (int)i, 0, 0};
+    for (unsigned i = 0; i < threads; i++) t->members[i] = (member){t, (int)i, 0, 0, 0};
     while (t->started + 1u < threads &&
            pthread_create(&t->thread[t->started], NULL, team_member, &t->members[t->started + 1]) == 0)
         t->started++;

@@ -54,7 +54,7 @@ class Timing:
     For decode few: beside a prefill in progress it is slow, behind it slower.
     """
 
-    decode: float = 0.008
+    decode: float = 0.015
     prefill: float = 0.05
     linger: float = 0.005
 
@@ -118,6 +118,7 @@ class CoreArbiter:
         rest = self._rest_until - asyncio.get_running_loop().time()
         if rest > 0 and not self._prefill_works.is_free():
             self._give_back(keep=0)
+            self._want_nothing()
             await asyncio.sleep(rest)
 
     def _rest_after(self, seconds: float) -> float:

@@ -127,11 +127,11 @@ class ChunkedScheduler:
             self._seconds = _KEEP * self._seconds + seconds
 
     def _budget(self, decode_rows: int) -> int:
-        """Prompt tokens in whole smallest chunks: what the target leaves beside the decode rows, within the limits."""
+        """Prompt tokens: what the target leaves beside the decode rows, within the limits."""
         if self._seconds == 0.0:
             return self._chunk_tokens if decode_rows else self._alone_tokens
         fitting = int(self._target_s * self._tokens / self._seconds) - decode_rows
-        return max(self._chunk_tokens, min(self._max_tokens, fitting) // self._chunk_tokens * self._chunk_tokens)
+        return max(self._chunk_tokens, min(self._max_tokens, fitting))  # not rounded: small steps would never grow again
 
 
 _RANK = {Tier.ENTERPRISE: 0, Tier.PAID: 1, Tier.FREE: 2}

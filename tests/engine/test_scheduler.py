@@ -82,7 +82,7 @@ def test_no_more_rows_than_the_batch_holds() -> None:
 @pytest.mark.parametrize(
     ("tokens", "seconds", "budget"),
     [
-        (100, 2.0, 48),  # 50 tokens fit the second: whole chunks of 16
+        (100, 2.0, 50),  # that many fit the second
         (100, 0.1, 64),  # never more than max_tokens
         (100, 50.0, 16),  # never less than `chunk_tokens`
     ],
@@ -96,23 +96,34 @@ def test_a_step_is_sized_by_time(tokens: int, seconds: float, budget: int) -> No
 def test_decode_rows_take_their_part_of_the_time() -> None:
     policy = measured(scheduler(), 100, 2.0)
     rows = [decoding(run) for run in (1, 2, 3, 4)]
-    assert shape(policy.plan([*rows, waiting(5, 500)]))[-1] == (5, 0, 32, False)
+    assert shape(policy.plan([*rows, waiting(5, 500)]))[-1] == (5, 0, 46, False)
     policy = measured(scheduler(), 100, 50.0)
     assert shape(policy.plan([*rows, waiting(5, 500)]))[-1] == (5, 0, 16, False)
 
 
 def test_the_short_end_of_a_prompt_hardly_changes_the_rate() -> None:
     policy = measured(measured(scheduler(), 100, 2.0), 1, 0.1)
-    assert policy.prompt_budget == 32
+    assert policy.prompt_budget == 47
     for _ in range(3):
         measured(policy, 64, 1.28)
-    assert policy.prompt_budget == 48
+    assert policy.prompt_budget == 49
+
+
+def test_a_step_grows_again_after_the_machine_was_slow() -> None:
+    """A step reads all weights, whatever its rows: small ones have a small rate. 50 tokens fit the target here."""
+    policy = scheduler(target_s=0.06)
+    for turn in range(80):
+        step = policy.plan([waiting(1, 500)])
+        assert step is not None
+        policy.observe(step, (0.02 + 0.0008 * step.prompt_tokens) * (10 if turn < 20 else 1))
+        assert turn != 19 or step.prompt_tokens == 16
+    assert 45 <= step.prompt_tokens <= 50
 
 
 def test_steps_that_only_decode_say_nothing_of_prompts() -> None:
     policy = measured(scheduler(), 100, 2.0)
     policy.observe(Step((Chunk(decoding(1), 5, 1, samples=True),)), 0.9)
-    assert policy.prompt_budget == 48
+    assert policy.prompt_budget == 50
 
 
 def test_a_limit_below_the_smallest_chunk_holds() -> None:

@@ -4,7 +4,7 @@
 
 For each row: the steps of each engine, what one took (its wait for cores included), how much of the client's time the engine was
 in steps, and the cores that each process used. What is left beside decode's steps is the time between them, first tokens and
-handoffs. Hold a step against the kernel's own of as many rows (`bench.engine --profile`): the difference is what surrounds the kernel.
+handoffs. Hold a step against the kernel's own of as many rows (`bench.engine --profile`): the difference surrounds the kernel.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class SteadyTime:
         self._real = time.monotonic
         self._last = self._real()
         self._stood = 0.0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may ask while its thread does
         self._stop = threading.Event()
 
     def monotonic(self) -> float:

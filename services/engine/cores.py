@@ -10,8 +10,6 @@ the system puts them. Who wants a core and has none holds a lock of its kind, de
 - It goes back at once when somebody wants one who comes first: decode before all, prefill after all; and nobody who comes anew
   overtakes those who wait. So a prefill that had every core leaves one to a decode that begins, with its next step.
 - Nobody waits longer than its patience: then it computes in one thread without a core, and the system shares them.
-- Beside a prefill at work decode has at most a share of the cores: on a host of few it rests between two steps. Each of its steps
-  then computes more rows, and prompts are done sooner, for the same work.
 
 Must not know sequences or models. Invariant: a wrong count makes a step slow and nothing else.
 """
@@ -31,8 +29,6 @@ from pathlib import Path
 
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.004
-_LONGEST_REST_S = 0.03
-_DECODE_SHARE = 0.25
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -51,10 +47,10 @@ def lock_folder() -> Path:
 class Timing:
     """Seconds that a step of each kind waits for its first core, and that the core stays behind it.
 
-    For decode few: beside a prefill in progress it is slow, behind it slower.
+    For decode few, but more than a prefill that has every core needs to give one back.
     """
 
-    decode: float = 0.015
+    decode: float = 0.008
     prefill: float = 0.05
     linger: float = 0.005
 
@@ -68,31 +64,21 @@ class CoreArbiter:
         self.most = min(most or len(cores), len(cores))
         self._cores = [_Lock(folder / f"core-{number}") for number in cores]
         self._decode, self._prefill = _Lock(folder / "decode-wants"), _Lock(folder / "prefill-wants")
-        self._prefill_works = _Lock(folder / "prefill-works")
         self._held: list[_Lock] = []
         self._wanting: _Lock | None = None
         self._linger: asyncio.TimerHandle | None = None
-        self._rest_until = 0.0
 
     @asynccontextmanager
     async def step(self, *, decode: bool) -> AsyncIterator[int]:
         """The number of threads for one step, at least 1. `decode`: somebody's next token is among what it computes."""
-        loop = asyncio.get_running_loop()
         if self._linger is not None:
             self._linger.cancel()
         try:
-            if decode:
-                await self._rest()
-            else:
-                self._prefill_works.share()
             await self._take_first(decode)
-            self._take_more()
-            began = loop.time()
-            yield max(1, len(self._held))
-            self._rest_until = loop.time() + self._rest_after(loop.time() - began)
+            yield self.reconsider()
         finally:
             self._give_back(keep=0 if self._somebody_wants(*self._before(decode)) else 1)
-            self._linger = loop.call_later(self._timing.linger, self._go_idle)
+            self._linger = asyncio.get_running_loop().call_later(self._timing.linger, self._go_idle)
 
     def reconsider(self) -> int:
         """In a step: gives back what somebody wants, else takes what is free. The threads that it may have from now on."""
@@ -100,34 +86,17 @@ class CoreArbiter:
             self._want_nothing()
         if self._somebody_wants(self._decode, self._prefill):
             self._give_back(keep=1)
-        else:
-            self._take_more()
+        elif self._held:
+            self._take(self.most)
         return max(1, len(self._held))
 
     def close(self) -> None:
         """Gives everything back. No step may be in progress."""
         if self._linger is not None:
             self._linger.cancel()
-        for lock in (*self._cores, self._decode, self._prefill, self._prefill_works):
+        for lock in (*self._cores, self._decode, self._prefill):
             lock.close()
         self._held.clear()
-
-    async def _rest(self) -> None:
-        """Until the last step's rest is over, if a prefill is at work."""
-        self._prefill_works.unlock()  # this engine's own, if it does both
-        rest = self._rest_until - asyncio.get_running_loop().time()
-        if rest > 0 and not self._prefill_works.is_free():
-            self._give_back(keep=0)
-            self._want_nothing()
-            await asyncio.sleep(rest)
-
-    def _rest_after(self, seconds: float) -> float:
-        """Of a step that took `seconds` on one core."""
-        return min(_LONGEST_REST_S, seconds * max(0.0, 1 / (_DECODE_SHARE * len(self._cores)) - 1))
-
-    def _take_more(self) -> None:
-        if self._held and not self._somebody_wants(self._decode, self._prefill):
-            self._take(self.most)
 
     async def _take_first(self, decode: bool) -> None:
         """One core, if there is one in time; without one this engine wants one, until it has it or rests."""
@@ -159,7 +128,6 @@ class CoreArbiter:
     def _go_idle(self) -> None:
         self._give_back(keep=0)
         self._want_nothing()
-        self._prefill_works.unlock()
 
     def _give_back(self, *, keep: int) -> None:
         for core in self._held[keep:]:

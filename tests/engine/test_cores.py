@@ -95,29 +95,6 @@ async def test_a_core_that_comes_free_is_taken_in_the_midst_of_a_step(arbiter: O
         await until(lambda: first.reconsider() == 2, 10, "the second engine to have nothing to do")
 
 
-async def test_a_decode_rests_beside_a_prefill_at_work_and_only_then(arbiter: Open) -> None:
-    prefill, decode = arbiter(), arbiter()
-    later = asyncio.get_running_loop().time() + 600
-    async with prefill.step(decode=False):
-        decode._rest_until = later
-        resting = asyncio.create_task(one_step(decode, decode=True))
-        await asyncio.sleep(0.02)
-        assert not resting.done()
-        assert prefill.reconsider() == 2  # who rests wants nothing
-        resting.cancel()
-        await asyncio.gather(resting, return_exceptions=True)
-    prefill._go_idle()
-    decode._rest_until = later
-    assert await asyncio.wait_for(one_step(decode, decode=True), 60) == 2
-
-
-def test_a_decode_rests_so_long_that_it_uses_a_quarter_of_the_cores(arbiter: Open) -> None:
-    assert arbiter(cores=2)._rest_after(0.02) == pytest.approx(0.02)
-    assert arbiter(cores=2)._rest_after(5.0) == pytest.approx(0.03)  # whoever reads waits no longer than that
-    assert arbiter(cores=1)._rest_after(0.005) == pytest.approx(0.015)
-    assert arbiter(cores=4)._rest_after(0.02) == 0
-
-
 async def test_a_decode_that_begins_has_a_core_with_the_next_step_of_a_prefill_that_had_all(arbiter: Open) -> None:
     prefill, decode = arbiter(), arbiter(timing=HASTY_AND_BUSY)
     async with prefill.step(decode=False) as threads:

@@ -1,6 +1,6 @@
 """Every NATS subject, stream and bucket Headrace uses; the table of docs/architecture.md in code.
 
-The only place where a model name becomes a subject token.
+The only place where a name that somebody chose (a model's, a tenant's) becomes a subject token.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ QUARANTINE_BUCKET = "HR_QUARANTINE"
 COUNTERS_STREAM = "HR_COUNTERS"
 
 
-def model_token(model: str) -> str:
-    """`model` as one subject token: what is not a letter, digit, `-` or `_` becomes `=XX` (UTF-8, hex). Injective."""
-    return "".join(chr(byte) if chr(byte) in _PLAIN else f"={byte:02X}" for byte in model.encode("utf-8", "surrogatepass"))
+def name_token(name: str) -> str:
+    """`name` as one subject token: what is not a letter, digit, `-` or `_` becomes `=XX` (UTF-8, hex). Injective."""
+    return "".join(chr(byte) if chr(byte) in _PLAIN else f"={byte:02X}" for byte in name.encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Subjects:
 
     # work
     def submit(self, model: str) -> str:
-        return f"{self.prefix}.submit.{model_token(model)}"
+        return f"{self.prefix}.submit.{name_token(model)}"
 
     def submit_any(self) -> str:
         return f"{self.prefix}.submit.*"
@@ -41,16 +41,16 @@ class Subjects:
         return f"{self.lane(model, tier, lane)}.{job}"
 
     def lane(self, model: str, tier: str, lane: int) -> str:
-        return f"{self.prefix}.jobs.{model_token(model)}.{tier}.{lane}"
+        return f"{self.prefix}.jobs.{name_token(model)}.{tier}.{lane}"
 
     def jobs(self) -> str:
         return f"{self.prefix}.jobs.>"
 
     def jobs_of(self, model: str) -> str:
-        return f"{self.prefix}.jobs.{model_token(model)}.>"
+        return f"{self.prefix}.jobs.{name_token(model)}.>"
 
     def queue(self, model: str) -> str:
-        return f"{self.prefix}.queue.{model_token(model)}"
+        return f"{self.prefix}.queue.{name_token(model)}"
 
     def queue_any(self) -> str:
         return f"{self.prefix}.queue.*"
@@ -101,7 +101,7 @@ class Subjects:
         return f"{self.prefix}.dead.*"
 
     def worker_state(self, role: str, model: str, worker: str) -> str:
-        return f"{self.prefix}.state.{role}.{model_token(model)}.{worker}"
+        return f"{self.prefix}.state.{role}.{name_token(model)}.{worker}"
 
     def worker_state_any(self) -> str:
         return f"{self.prefix}.state.*.*.*"
@@ -118,7 +118,8 @@ class Subjects:
 
     # limits
     def counter(self, kind: str, owner: str, window: str) -> str:
-        return f"{self.prefix}.counters.{kind}.{owner}.{window}"
+        """Kind, owner and window, or `*`."""
+        return f"{self.prefix}.counters.{kind}.{owner if owner == '*' else name_token(owner)}.{window}"
 
     # callers that speak NATS
     def chat(self) -> str:

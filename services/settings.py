@@ -79,10 +79,13 @@ class NatsSettings(_Section):
 class EdgeSettings(_Section):
     """The HTTP edge. `max_body_bytes` bounds a request before it is parsed.
 
+    `admin_host`, `admin_port`: where metrics and probes are answered, without a key; 0 = a free port, told in the log.
+    `max_connections` are open at once; on each, headers have to be whole within `header_deadline_s`, counted from the end of the
+    request before: longer than the 60 s for which proxies commonly keep a connection that they may use again.
     `open_on_loopback`: callers on this machine need no API key.
     `database_url` "" = a SQLite file in the home folder. `detached_jobs`: how many one edge holds at once; `detached_keep_s` and
     `detached_keep_mb`: how long, and how much all together, of those that ended is kept. `responses_keep_days`: how long stored
-    responses are.
+    responses are; `usage_keep_days`: how long the rows of the usage ledger, and what was spent of each day's and month's budgets.
     `max_choices` bounds a request's `n`; `max_generated_tokens` what all its choices together may generate, if it has several;
     `max_prompt_logprobs` log-probabilities of one prompt, alternatives included;
     `price_per_compute_s`: what a second of compute costs, in any currency; unset = `usage` has no cost.
@@ -93,6 +96,10 @@ class EdgeSettings(_Section):
     host: str = "127.0.0.1"
     open_on_loopback: bool = True
     port: int = Field(8000, ge=0, le=65535)
+    admin_host: str = "127.0.0.1"
+    admin_port: int = Field(0, ge=0, le=65535)
+    max_connections: int = Field(16_384, gt=0, le=LARGEST)
+    header_deadline_s: Seconds = 75.0
     max_body_bytes: int = Field(4 * 2**20, gt=0, le=LARGEST)
     max_stops: int = Field(16, ge=4, le=LARGEST)
     submit_timeout_s: Seconds = 0.3
@@ -115,6 +122,7 @@ class EdgeSettings(_Section):
     detached_keep_s: Seconds = 600.0
     detached_keep_mb: int = Field(64, gt=0, le=LARGEST)
     responses_keep_days: Seconds = 30.0
+    usage_keep_days: float = Field(400.0, ge=40, le=LONGEST_S)
 
     def price(self, model: str) -> float | None:
         """Of a second of compute; None = not set."""

@@ -9,16 +9,13 @@ from __future__ import annotations
 import argparse
 import re
 import secrets
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
-import msgspec
-
+from services.cli.database import with_keys
 from services.cli.failure import CommandError
-from services.cli.key_store import with_keys
+from services.cli.rights import limits_of, models_of, print_table, spell, spell_models
 from services.edge.gate.keys import new_key
-from services.edge.gate.limits import Limits
-from services.edge.gate.records import KeyRecord
+from services.edge.gate.records import KeyRecord, Unreadable
 from services.edge.store.keys import SqlKeyStore
 from services.edge.tenant import server_secret
 from services.settings import Settings
@@ -28,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 def create(arguments: argparse.Namespace, settings: Settings) -> int:
     """Print a new key's text."""
-    tenant, models = _tenant(arguments.tenant), frozenset(arguments.models.split(",")) if arguments.models else None
+    tenant, models = _tenant(arguments.tenant), models_of(arguments)
     made = new_key(server_secret(settings.home_dir), secrets.token_bytes)
 
     async def work(keys: SqlKeyStore) -> None:
@@ -39,7 +36,7 @@ def create(arguments: argparse.Namespace, settings: Settings) -> int:
             name=arguments.name,
             tier=arguments.tier,
             models=models,
-            limits=_limits(arguments),
+            limits=limits_of(arguments),
             valid_s=arguments.expires,
         )
         print(made.text)
@@ -53,7 +50,7 @@ def show(arguments: argparse.Namespace, settings: Settings) -> int:
 
     async def work(keys: SqlKeyStore) -> None:
         columns = ("id", "tenant", "tier", "models", "limits", "state", "created", "name")
-        _print_table([columns, *map(_row, await keys.all(arguments.tenant))])
+        print_table([columns, *map(_row, await keys.all(arguments.tenant))])
 
     with_keys(settings, work)
     return 0
@@ -63,7 +60,7 @@ def revoke(arguments: argparse.Namespace, settings: Settings) -> int:
     """The key is refused from now on, by every edge within a few seconds."""
 
     async def work(keys: SqlKeyStore) -> None:
-        if await keys.end(arguments.id) is None:
+        if not await keys.end(arguments.id):
             raise CommandError(f"there is no key {arguments.id}")
 
     with_keys(settings, work)
@@ -99,7 +96,7 @@ def rotate(arguments: argparse.Namespace, settings: Settings) -> int:
 
 def limit_tenant(arguments: argparse.Namespace, settings: Settings) -> int:
     """All keys of a tenant together get these limits, in place of those they had."""
-    tenant, limits = _tenant(arguments.tenant), _limits(arguments)
+    tenant, limits = _tenant(arguments.tenant), limits_of(arguments)
 
     async def work(keys: SqlKeyStore) -> None:
         await keys.limit_tenant(tenant, limits)
@@ -112,8 +109,8 @@ def show_tenants(_: argparse.Namespace, settings: Settings) -> int:
     """Print the tenants that have limits."""
 
     async def work(keys: SqlKeyStore) -> None:
-        rows = [(tenant, _spell(limits)) for tenant, limits in (await keys.tenant_limits()).items()]
-        _print_table([("tenant", "limits"), *rows])
+        rows = [(tenant, spell(limits)) for tenant, limits in (await keys.tenant_limits()).items()]
+        print_table([("tenant", "limits"), *rows])
 
     with_keys(settings, work)
     return 0
@@ -125,26 +122,11 @@ def _tenant(name: str) -> str:
     return name
 
 
-def _limits(arguments: argparse.Namespace) -> Limits:
-    return Limits(
-        requests_per_minute=arguments.rpm,
-        tokens_per_minute=arguments.tpm,
-        concurrent=arguments.concurrent,
-        tokens_per_day=arguments.budget_day,
-        tokens_per_month=arguments.budget_month,
-        prompt_tokens=arguments.max_prompt,
-        output_tokens=arguments.max_output,
-    )
-
-
-def _row(record: KeyRecord) -> tuple[str, ...]:
-    models = "all" if record.models is None else ",".join(sorted(record.models))
-    limits, created = _spell(record.limits), _time(record.created)
-    return (record.id, record.tenant, record.tier, models, limits, _state(record), created, record.name)
-
-
-def _spell(limits: Limits) -> str:
-    return " ".join(f"{name}={value}" for name, value in msgspec.to_builtins(limits).items()) or "none"
+def _row(record: KeyRecord | Unreadable) -> tuple[str, ...]:
+    if isinstance(record, Unreadable):
+        return (record.id, "", "", "", "", "made by another version", "", "")
+    limits, created = spell(record.limits), _time(record.created)
+    return (record.id, record.tenant, record.tier, spell_models(record.models), limits, _state(record), created, record.name)
 
 
 def _state(record: KeyRecord) -> str:
@@ -155,9 +137,3 @@ def _state(record: KeyRecord) -> str:
 
 def _time(when: float) -> str:
     return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -107,10 +107,8 @@ def _key_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     create = _command(keys, "create", "make a key and print it, this once", _keys("create"))
     create.add_argument("--tenant", required=True, help="whose key it is")
     create.add_argument("--name", default="", help="what to call it in the list")
-    create.add_argument("--tier", type=_tier, default=Tier.PAID, metavar="|".join(Tier), help=f"({Tier.PAID})")
-    create.add_argument("--models", metavar="A,B", help="the models it may use (all)")
     create.add_argument("--expires", type=_duration, metavar="30d", help="how long it is valid (for ever)")
-    _limit_flags(create)
+    _rights_flags(create)
     shown = _command(keys, "list", "list the keys, without their secrets", _keys("show"))
     shown.add_argument("--tenant", help="of this tenant only")
     _command(keys, "revoke", "end a key at once", _keys("revoke")).add_argument("id")
@@ -125,6 +123,19 @@ def _key_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     limit.add_argument("tenant")
     _limit_flags(limit)
     _command(tenants, "list", "list the tenants that have limits", _keys("show_tenants"))
+
+    accounts = commands.add_parser("accounts", help="limits of callers over NATS").add_subparsers(metavar="action", required=True)
+    told = _command(accounts, "limit", "say what an account's callers together may do", _accounts("limit"))
+    told.add_argument("account", help="a NATS account, or '*' for all that were told nothing")
+    _rights_flags(told)
+    _command(accounts, "forget", "treat an account as any other again", _accounts("forget")).add_argument("account")
+    _command(accounts, "list", "list the accounts that were told something", _accounts("show"))
+
+
+def _rights_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--tier", type=_tier, default=Tier.PAID, metavar="|".join(Tier), help=f"({Tier.PAID})")
+    command.add_argument("--models", metavar="A,B", help="the models that may be used (all)")
+    _limit_flags(command)
 
 
 def _limit_flags(command: argparse.ArgumentParser) -> None:
@@ -197,6 +208,16 @@ def _models(action: str) -> Command:
         from services.cli import models
 
         command: Callable[[argparse.Namespace, Settings], int] = getattr(models, action)
+        return command(arguments, _settings(arguments))
+
+    return run
+
+
+def _accounts(action: str) -> Command:
+    def run(arguments: argparse.Namespace) -> int:
+        from services.cli import accounts
+
+        command: Callable[[argparse.Namespace, Settings], int] = getattr(accounts, action)
         return command(arguments, _settings(arguments))
 
     return run

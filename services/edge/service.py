@@ -17,21 +17,25 @@ from services.bus.nats_bus import NatsBus
 from services.bus.service_connection import connect_service
 from services.clock import Clock, SystemClock
 from services.edge.admin import admin_service
+from services.edge.api.admin_app import create_admin_app
 from services.edge.api.app import create_app
 from services.edge.api.gate import Traffic
 from services.edge.api.served import Served
 from services.edge.detached.jobs import DetachedJobs
+from services.edge.gate.accounts import Accounts
 from services.edge.gate.budgets import Budgets
 from services.edge.gate.door import Door
 from services.edge.gate.keyring import Keyring
 from services.edge.gate.meter import Meter
-from services.edge.http_server import HttpServer, free_port
+from services.edge.gate.retention import forget_old
+from services.edge.http_server import Bounds, HttpServer, free_port
 from services.edge.jobs.supervisor import Supervisor
 from services.edge.jobs.timing import Timing
 from services.edge.nats_api.chat import NatsChat, chat_service
 from services.edge.quarantine import TTL_S, Quarantine
 from services.edge.quarantine_bucket import QuarantineBucket
 from services.edge.responses.routes import add_responses
+from services.edge.store.accounts import SqlAccountStore
 from services.edge.store.database import Database, database_url
 from services.edge.store.jobs import SqlJobStore
 from services.edge.store.keys import SqlKeyStore
@@ -49,6 +53,9 @@ from services.telemetry.loop_lag import record_loop_lag
 from services.telemetry.metrics import Metrics
 
 _CANCEL_S = 2.0
+_DAY_S = 86_400.0
+_FEW = Bounds(connections=64, headers_s=75.0, write_s=10.0)
+"""Of the connections of operators' programs."""
 _log = logging.getLogger("headrace.edge")
 
 
@@ -59,6 +66,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
     """
     edge, nats = settings.edge, settings.nats
     free_port(edge.host, edge.port)
+    free_port(edge.admin_host, edge.admin_port, "ADMIN_PORT")
     clock, random, metrics = SystemClock(), SystemRandom(), Metrics.collecting(process)
     texts = await unless_stopped(stop, _load(settings, clock, random, metrics))
     if texts is None:  # told to stop before there was anything to serve
@@ -82,9 +90,18 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         await shared.open()
         keyring = Keyring(SqlKeyStore(database), secret, clock)
         door = Door(keyring, whose, open_on_loopback=edge.open_on_loopback)
-        budgets = Budgets(SqlUsageStore(database), process, clock, metrics)
+        accounts = Accounts(SqlAccountStore(database), whose, clock)
+        ledger = SqlUsageStore(database)
+        budgets = Budgets(ledger, process, clock, metrics)
         meter = Meter(Counters(js, subjects).add, budgets, clock)
-        work = (shared.run(), keyring.run(), budgets.run(), record_loop_lag(metrics, clock.monotonic))
+        work = (
+            shared.run(),
+            keyring.run(),
+            accounts.run(),
+            budgets.run(),
+            forget_old(ledger, edge.usage_keep_days * _DAY_S, random, metrics),
+            record_loop_lag(metrics, clock.monotonic),
+        )
         beside += [asyncio.create_task(each) for each in work]
         traffic = Traffic()
         metrics.gauge(names.REQUESTS_RUNNING, lambda: float(len(jobs)))
@@ -94,21 +111,24 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         app = create_app(served, traffic, door, lambda: f"req-{random.getrandbits(96):024x}")
         background = add_responses(app, served, detached, database)
         beside.append(asyncio.create_task(background.run()))
-        server = HttpServer(app, edge.host, edge.port)
+        server = HttpServer(app, edge.host, edge.port, Bounds.of(edge))
+        probes = HttpServer(create_admin_app(served, traffic), edge.admin_host, edge.admin_port, _FEW)
         admin = admin_service(bus, traffic, jobs, detached, shared, settings, metrics, stop)
         await admin.start()
-        over_nats = NatsChat(bus, subjects, served, traffic, whose, random)
+        over_nats = NatsChat(bus, subjects, served, traffic, accounts, random)
         chat = chat_service(bus, subjects, over_nats, edge.max_nats_requests, {"model": ",".join(texts)})
         await over_nats.open()
         await chat.start()
+        await probes.start()
         await server.start()
-        _log.info("serving", extra=fields(url=f"http://{edge.host}:{server.port}", models=",".join(texts)))
+        _log.info("serving", extra=fields(url=server.url, metrics=f"{probes.url}/metrics", models=",".join(texts)))
         await stop.wait()
         await _drain(traffic, jobs, detached, server, edge.drain_timeout_s)
         await background.close()
         await chat.drain(_CANCEL_S)
         await over_nats.close()
         await admin.drain(_CANCEL_S)
+        await probes.stop(_CANCEL_S)
         await _end(beside)
         await budgets.close()
     finally:

@@ -66,30 +66,23 @@ class TextModel:
 
     async def encode(self, messages: Sequence[Mapping[str, Any]], functions: Sequence[Function] = ()) -> list[int]:
         """The prompt's ids; `functions` may be called. Raises `InvalidRequest`."""
-        if not functions and sum(map(_characters, messages)) <= INLINE_CHARACTERS:
-            return self._encoder.encode(messages)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._encoder.encode, messages, functions)
+        size = INLINE_CHARACTERS + 1 if functions else sum(map(_characters, messages))
+        return await self._by_size(size, lambda: self._encoder.encode(messages, functions))
 
     async def encode_text(self, text: str) -> list[int]:
         """The ids of a raw prompt: special tokens spelled in it are such, and the model's own opening comes first.
 
         Raises `InvalidRequest`.
         """
-        if len(text) <= INLINE_CHARACTERS:
-            return self._tokenizer.encode_prompt(text)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._tokenizer.encode_prompt, text)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens spelled."""
-        return self._tokenizer.spell_all(ids)
+        return await self._by_size(len(text), lambda: self._tokenizer.encode_prompt(text))
 
     async def decode_any(self, ids: Sequence[int]) -> str:
-        """The same of ids without end: many of them beside the event loop."""
-        return await self._off_the_loop(self.decode, ids)
+        """The text of `ids`, however many, special tokens spelled."""
+        return await self._by_size(len(ids), lambda: self._tokenizer.spell_all(ids))
 
     async def spellings(self, ids: Sequence[int]) -> list[str]:
         """The text of each of `ids` by itself."""
-        return await self._off_the_loop(self._spell_each, ids)
+        return await self._by_size(len(ids), lambda: [self._tokenizer.spell(token)[0] for token in ids])
 
     def stream(self, stops: Sequence[str]) -> TextStream:
         """A fresh text stream for one choice."""
@@ -106,13 +99,11 @@ class TextModel:
             text = f"The {_CALLED[grammar.kind]} in '{param}' cannot be used: {compiled.reason.rstrip('.')}."
             raise InvalidRequest(text, param=param)
 
-    def _spell_each(self, ids: Sequence[int]) -> list[str]:
-        return [self._tokenizer.spell(token)[0] for token in ids]
-
-    async def _off_the_loop(self, work: Callable[[Sequence[int]], T], ids: Sequence[int]) -> T:
-        if len(ids) <= INLINE_CHARACTERS:
-            return work(ids)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, ids)
+    async def _by_size(self, size: int, work: Callable[[], T]) -> T:
+        """`work` here, or in a thread when its input is large."""
+        if size <= INLINE_CHARACTERS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from random import Random
 
 from schemas.errors import BusUnavailable
-from schemas.subjects import Subjects, model_token
+from schemas.subjects import Subjects, name_token
 from services.bus.work_queue import WorkQueue
 from services.clock import Clock
 from services.router.entry import Entry
@@ -85,7 +85,7 @@ class QueuePath:
                 self._unreachable(error)
             some = self._waiting.models()
             for model in self._wakes:
-                if model_token(model) in some:
+                if name_token(model) in some:
                     self.wake(model)
             await asyncio.sleep(self._poll_s)
 
@@ -126,7 +126,7 @@ class QueuePath:
             if self._precedence.resumes_first(model, turn.tier, SHORT):
                 passed.add((turn.tier, turn.lane))
                 continue
-            token = model_token(model)
+            token = name_token(model)
             item = await self._queue.pull(
                 f"{self._subjects.lane(model, turn.tier, turn.lane)}.*", f"{token}_{turn.tier}_{turn.lane}"
             )

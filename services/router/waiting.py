@@ -13,7 +13,7 @@ from schemas.admin import HeldJob
 from schemas.job import LANES, Job, Tier
 from schemas.lifecycle import State
 from schemas.state import QueueReport
-from schemas.subjects import Subjects, model_token
+from schemas.subjects import Subjects, name_token
 from services.clock import Clock
 from services.router.lanes import rank
 
@@ -80,7 +80,7 @@ class Waiting:
 
     def expect(self, job: Job) -> None:
         """The edge was told to queue `job`; it counts from now, so that who comes next waits behind it."""
-        place = _Place(model_token(job.model), job.tier, job.lane)
+        place = _Place(name_token(job.model), job.tier, job.lane)
         self._expected[self.subject(job)] = _Expected(place, self._clock.monotonic() + EXPECT_S)
 
     def left(self, subject: str) -> None:
@@ -104,7 +104,7 @@ class Waiting:
 
     def lanes(self, model: str) -> Lanes:
         """Jobs of `model` that this router knows to wait, by tier and lane."""
-        token, found = model_token(model), Lanes()
+        token, found = name_token(model), Lanes()
         for place, jobs in self._known().items():
             if place.model == token and jobs > 0:
                 found.setdefault(place.tier, {})[place.lane] = jobs
@@ -130,7 +130,7 @@ class Waiting:
 
     def expecting(self, model: str) -> bool:
         """True while a job that was told to queue has not been seen there."""
-        return any(place.model == model_token(model) for place in self._expected_places())
+        return any(place.model == name_token(model) for place in self._expected_places())
 
     def routers(self, model: str) -> int:
         """How many place what waits for `model`, ourselves included."""

@@ -60,5 +60,5 @@ async def test_its_streams_go_on_elsewhere(scripted_stack: StartScripted, script
         assert fate[0].text == "x" * 40
         assert not dead
         await bus.operator.assert_clean(STALL_S + PATIENCE_S)
-    async with clients(up.url) as client:
+    async with clients(up.admin_url) as client:
         assert 'reason="stalled"' in (await client.get("/metrics")).text

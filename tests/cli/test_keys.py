@@ -1,4 +1,4 @@
-"""`headrace keys` and `headrace tenants`, as a person uses them."""
+"""`headrace keys`, `tenants` and `accounts`, as a person uses them."""
 
 from __future__ import annotations
 
@@ -61,9 +61,21 @@ def test_tenants(headrace: Shell) -> None:
     assert "concurrent=5 tokens_per_day=1000 tokens_per_month=20000" in headrace("tenants", "list")
 
 
+def test_accounts(headrace: Shell) -> None:
+    headrace("accounts", "limit", "acme", "--tier", "free", "--models", "a,b", "--rpm", "60", "--budget-day", "1000")
+    headrace("accounts", "limit", "*", "--concurrent", "2")
+    _, others, acme = headrace("accounts", "list").splitlines()
+    assert acme.split() == ["acme", "free", "a,b", "requests_per_minute=60", "tokens_per_day=1000"]
+    assert others.split() == ["*", "paid", "all", "concurrent=2"]
+    headrace("accounts", "forget", "*")
+    assert len(headrace("accounts", "list").splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
+        (("accounts", "limit", "a b"), 1),
+        (("accounts", "forget", "nothing"), 1),
         (("keys", "create", "--tenant", "a b"), 1),
         (("keys", "revoke", "nothing"), 1),
         (("keys", "rotate", "nothing"), 1),

@@ -11,7 +11,10 @@ from services.settings import EdgeSettings, NatsSettings, Settings, WorkerSettin
 
 PASSWORDS = {user: f"secret-of-{user}" for user in USERS}
 SETTINGS = Settings(
-    model="m", edge=EdgeSettings(port=8123), nats=NatsSettings(prefix="hr2"), worker=WorkerSettings(engine="scripted")
+    model="m",
+    edge=EdgeSettings(port=8123, admin_port=9123),
+    nats=NatsSettings(prefix="hr2"),
+    worker=WorkerSettings(engine="scripted"),
 )
 INHERITED = {"PATH": "/bin", "HEADRACE_NATS__PASSWORD": "an operator's", "HEADRACE_ROUTER__QUEUE_POLL_S": "0.2"}
 
@@ -65,6 +68,7 @@ def test_more_routers_and_edges() -> None:
     services = planned(Counts(1, 1, router=2, edge=3))
     assert [program.name for program in services.all] == ["r1", "r2", "p1", "d1", "e1", "e2", "e3"]
     assert [program.env["HEADRACE_EDGE__PORT"] for program in services.edges] == ["8123", "8124", "8125"]
+    assert [program.env["HEADRACE_EDGE__ADMIN_PORT"] for program in services.edges] == ["9123", "9124", "9125"]
 
 
 @pytest.mark.parametrize(("router", "edge"), [(0, 1), (1, 0)])

@@ -18,6 +18,7 @@ from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 _READY = re.compile(r"^Headrace is ready: (http://127\.0\.0\.1:(\d+)) \(models? (.+)\)$", re.MULTILINE)
+_ADMIN = re.compile(r"^Metrics and probes: (http://127\.0\.0\.1:\d+)/metrics", re.MULTILINE)
 _NATS_PORT = re.compile(r'^listen: "127\.0\.0\.1:(\d+)"', re.MULTILINE)
 STOP_S = 60.0
 
@@ -47,6 +48,13 @@ class Up:
     @property
     def url(self) -> str:
         return self._ready[1]
+
+    @property
+    def admin_url(self) -> str:
+        """Where the first edge answers /metrics, /health and /ready."""
+        found = _ADMIN.search(self.out.read_text())
+        assert found, self.said
+        return found[1]
 
     @property
     def port(self) -> int:

@@ -21,6 +21,7 @@ from schemas.job import Tier, unpack_ids
 from schemas.reply import FinishReason, Logprob
 from schemas.state import Capabilities, ModelCard
 from services.clock import SystemClock
+from services.edge.api.admin_app import create_admin_app
 from services.edge.api.app import create_app
 from services.edge.api.gate import Traffic
 from services.edge.api.served import Served
@@ -28,9 +29,9 @@ from services.edge.gate.budgets import Budgets
 from services.edge.gate.door import Door
 from services.edge.gate.keyring import Keyring
 from services.edge.gate.keys import key_id, new_key
-from services.edge.gate.meter import Meter
+from services.edge.gate.meter import Add, Meter
 from services.edge.gate.purse import Ask, Got
-from services.edge.gate.records import Entry, KeyRecord
+from services.edge.gate.records import AccountRecord, Entry, KeyRecord, Unreadable
 from services.edge.jobs.draft import Delta, Draft
 from services.edge.jobs.explained import told
 from services.edge.jobs.handle import JobCancelled
@@ -246,9 +247,10 @@ class FakeUsage:
 
 @dataclass
 class FakeKeys:
-    """A `KeyStore` in memory; `down`: the database cannot be reached."""
+    """A `KeyStore` in memory; `down`: the database cannot be reached; `unreadable`: rows of a newer build."""
 
     records: dict[str, KeyRecord] = field(default_factory=dict)
+    unreadable: set[str] = field(default_factory=set)
     down: bool = False
     asked: int = 0
 
@@ -266,11 +268,14 @@ class FakeKeys:
 
     async def get(self, key: str) -> KeyRecord | None:
         self._ask()
+        if key in self.unreadable:
+            raise StoreUnavailable("This key's record cannot be read.", retry_after=1.0)
         return self.records.get(key)
 
-    async def changed_since(self, when: float) -> list[KeyRecord]:
+    async def changed_since(self, when: float) -> list[KeyRecord | Unreadable]:
         self._ask()
-        return [record for record in self.records.values() if record.changed >= when]
+        changed = [record for record in self.records.values() if record.changed >= when]
+        return [Unreadable(each.id, each.changed) if each.id in self.unreadable else each for each in changed]
 
     def _ask(self) -> None:
         self.asked += 1
@@ -278,10 +283,35 @@ class FakeKeys:
             raise StoreUnavailable("The database cannot be used now.", retry_after=1.0)
 
 
+@dataclass
+class FakeAccounts:
+    """An `AccountStore` in memory; `down`: the database cannot be reached."""
+
+    records: dict[str, AccountRecord | Unreadable] = field(default_factory=dict)
+    down: bool = False
+    asked: int = 0
+
+    def told(self, *records: AccountRecord) -> None:
+        self.records = {record.name: record for record in records}
+
+    async def all(self) -> dict[str, AccountRecord | Unreadable]:
+        self.asked += 1
+        if self.down:
+            raise StoreUnavailable("The database cannot be used now.", retry_after=1.0)
+        return dict(self.records)
+
+
 class Api:
     """The application over scripted jobs, and a client to it. `models`: all of one text, each with a temperature of its own."""
 
-    def __init__(self, models: Sequence[str] = (MODEL,), selection: SelectionSettings | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        models: Sequence[str] = (MODEL,),
+        selection: SelectionSettings | None = None,
+        *,
+        counters: Add | None = None,
+        **settings: Any,
+    ) -> None:
         self.jobs = FakeJobs(alive=set(models))
         self.traffic = Traffic()
         self.metrics = Metrics.collecting("edge-test")
@@ -294,17 +324,19 @@ class Api:
         self.usage = FakeUsage()
         clock = SystemClock()
         self.budgets = Budgets(self.usage, "edge-test", clock, self.metrics)
-        meter = Meter(self.counters, self.budgets, clock)
+        meter = Meter(counters or self.counters, self.budgets, clock)
         about = (1_700_000_000, texts, selection or SelectionSettings())
         self.served = Served(edge, self.jobs, texts[models[0]], meter, clock, Random(3), self.metrics, *about)
         self.keys = FakeKeys()
         keyring = Keyring(self.keys, SECRET, SystemClock())
         door = Door(keyring, lambda name: tenant(SECRET, name), open_on_loopback=True)
+        self.admin_app: FastAPI = create_admin_app(self.served, self.traffic)
         self.app: FastAPI = create_app(self.served, self.traffic, door, lambda: "req-made")
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[httpx.AsyncClient]:
-        transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
+    async def client(self, app: FastAPI | None = None) -> AsyncIterator[httpx.AsyncClient]:
+        """To `app`, or to what callers reach."""
+        transport = httpx.ASGITransport(app or self.app, raise_app_exceptions=True)
         async with httpx.AsyncClient(transport=transport, base_url="http://edge", timeout=20) as client:
             yield client
 

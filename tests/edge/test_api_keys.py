@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from starlette.routing import Route
 
 from schemas.job import Tier
 from services.edge.tenant import tenant
@@ -35,9 +36,14 @@ async def test_without_a_valid_key_nothing_is_reached(path: str, key: str | None
     assert not api.jobs.handles
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
-async def test_probes_need_none(path: str) -> None:
-    assert (await ask(Api(), path)).status_code == 200
+async def test_everything_but_the_probes_needs_one() -> None:
+    """Also what is there for people, and what is not there: whoever has no key does not learn which is which."""
+    api = Api()
+    probes = {"/health", "/ready"}
+    paths = {route.path for route in api.app.routes if isinstance(route, Route)}
+    assert probes < paths
+    for path in {*paths, "/metrics", "/v1/nothing"}:
+        assert (await ask(api, path)).status_code == (200 if path in probes else 401), path
 
 
 async def test_a_key_brings_its_tenant_and_tier() -> None:
@@ -45,6 +51,14 @@ async def test_a_key_brings_its_tenant_and_tier() -> None:
     key = api.keys.make(tenant="acme", tier=Tier.FREE)
     assert (await ask(api, "/v1/chat/completions", key, body=CHAT)).status_code == 200
     assert (api.jobs.draft.salt, api.jobs.draft.tier) == (tenant(SECRET, "acme").salt, Tier.FREE)
+
+
+async def test_what_a_caller_says_of_its_own_rank_counts_for_nothing() -> None:
+    api = Api()
+    key = api.keys.make(tier=Tier.FREE)
+    claims = {"priority": 100, "service_tier": "priority", "tier": "enterprise", "user": "admin"}
+    assert (await ask(api, "/v1/chat/completions", key, body=CHAT | claims)).status_code == 200
+    assert api.jobs.draft.tier is Tier.FREE
 
 
 async def test_models_that_are_not_the_keys() -> None:

@@ -15,7 +15,8 @@ import pytest
 import uvloop
 
 from schemas.errors import JobFailed
-from services.edge.http_server import HttpServer, PortInUse
+from services.edge.http_server import Bounds, HttpServer, PortInUse
+from services.settings import EdgeSettings
 from tests.edge.fakes import MODEL, Api, FakeHandle, Script, says
 from tests.edge.sse import read_stream
 from tests.text.tiny import byte_ids
@@ -27,7 +28,7 @@ MESSAGES: Any = [{"role": "user", "content": "hi"}]
 
 @asynccontextmanager
 async def served(api: Api) -> AsyncIterator[HttpServer]:
-    server = HttpServer(api.app, "127.0.0.1", 0)
+    server = HttpServer(api.app, "127.0.0.1", 0, Bounds.of(api.served.settings))
     await server.start()
     try:
         yield server
@@ -207,7 +208,7 @@ async def test_a_disconnect_after_the_finish_is_no_cancel() -> None:
 async def test_a_busy_port_is_one_clear_line() -> None:
     async with served(Api()) as server:
         with pytest.raises(PortInUse, match=rf"cannot listen on 127\.0\.0\.1:{server.port}: .*HEADRACE_EDGE__PORT"):
-            HttpServer(Api().app, "127.0.0.1", server.port)
+            HttpServer(Api().app, "127.0.0.1", server.port, Bounds.of(EdgeSettings()))
 
 
 async def test_more_chats_at_once_than_the_backlog() -> None:

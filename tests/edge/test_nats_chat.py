@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -15,17 +16,22 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from schemas.errors import MessageTooLarge, Overloaded
+from schemas.job import Tier
 from schemas.state import Capabilities
 from schemas.subjects import Subjects
 from services.bus.nats_bus import Credentials, connect
 from services.cli.up.credentials import load_or_create
 from services.cli.up.nats import NatsPlan, violations, write_config
+from services.clock import SystemClock
+from services.edge.gate.accounts import Accounts
+from services.edge.gate.limits import Limits
+from services.edge.gate.records import AccountRecord
 from services.edge.nats_api.chat import NatsChat, chat_service
 from services.edge.nats_api.presence import TRACE_EVERY_S
 from services.edge.tenant import tenant
 from services.selection import SelectionSettings
 from tests.edge.cluster import EDGE
-from tests.edge.fakes import MODEL, Api, Script, says
+from tests.edge.fakes import MODEL, Api, FakeAccounts, Script, says
 from tests.infra.accounts import AccountServer
 from tests.ports import free_ports
 from tests.text.tiny import byte_ids
@@ -42,10 +48,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountServer]:
 
 
 @asynccontextmanager
-async def edge(server: AccountServer, most: int = 8, api: Api | None = None) -> AsyncIterator[Api]:
-    api = api or Api()
+async def edge(server: AccountServer, *told: AccountRecord, most: int = 8, api: Api | None = None) -> AsyncIterator[Api]:
+    """`told`: what accounts may do."""
+    api, store = api or Api(), FakeAccounts()
+    store.told(*told)
     bus = await connect([server.url], EDGE, "edge", credentials=Credentials("edge", server.passwords["edge"]))
-    chat = NatsChat(bus, Subjects(), api.served, api.traffic, lambda name: tenant(SECRET, name), Random(5))
+    accounts = Accounts(store, lambda name: tenant(SECRET, name), SystemClock())
+    chat = NatsChat(bus, Subjects(), api.served, api.traffic, accounts, Random(5))
     service = chat_service(bus, Subjects(), chat, most, {})
     try:
         await chat.open()
@@ -219,6 +228,65 @@ async def test_no_more_than_allowed_at_once(server: AccountServer) -> None:
         second = await Call(client).send(stream=True)
         assert (await second.one())["error"]["code"] == Overloaded.code
         assert second.headers["Retry-After"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "code", "status"),
+    [
+        (Limits(requests_per_minute=1), "rate_limit_exceeded", "429"),
+        (Limits(tokens_per_minute=450), "rate_limit_exceeded", "429"),
+        (Limits(concurrent=1), "rate_limit_exceeded", "429"),
+        (Limits(tokens_per_day=450), "rate_limit_exceeded", "429"),
+        (Limits(output_tokens=200), "invalid_value", "400"),
+        (Limits(tokens_per_month=200), "invalid_value", "400"),
+    ],
+)
+async def test_an_accounts_limits_hold_for_all_its_callers_together_and_for_no_other(
+    server: AccountServer, limits: Limits, code: str, status: str
+) -> None:
+    async with (
+        edge(server, AccountRecord("acme", Tier.PAID, None, limits)) as api,
+        caller(server, "acme") as one,
+        caller(server, "acme") as another,
+        caller(server, "zenith") as other,
+    ):
+        keeping = asyncio.create_task(api.budgets.run())
+        api.jobs.default = Script([byte_ids("a")], finish=None)
+        first = await Call(one).send(stream=True, max_tokens=400)
+        await until(lambda: first.got)
+        second = await Call(another).send(max_tokens=400)
+        refused = second if status == "429" else first
+        error = (await refused.one())["error"]
+        assert (error["code"], refused.headers["Nats-Service-Error-Code"]) == (code, status)
+        assert ("Retry-After" in refused.headers) == (status == "429")
+        free = await Call(other).send(stream=True, max_tokens=400)
+        await until(lambda: free.got)
+        assert "Headrace-Cancel" in free.headers
+        assert "Nats-Service-Error-Code" not in free.headers
+        keeping.cancel()
+
+
+async def test_a_budget_that_an_account_has_spent(server: AccountServer) -> None:
+    told = AccountRecord("acme", Tier.PAID, None, Limits(tokens_per_day=350))
+    async with edge(server, told) as api, caller(server, "acme") as client:
+        keeping = asyncio.create_task(api.budgets.run())
+        api.jobs.default = Script([byte_ids("x" * 250)])
+        await (await Call(client).send(max_tokens=300)).one()
+        refused = await Call(client).send(max_tokens=300)
+        assert (await refused.one())["error"]["code"] == "insufficient_quota"
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert [(each.tenant, each.used.completion_tokens) for each in api.usage.entries.values()] == [("nats:acme", 250)]
+        keeping.cancel()
+
+
+async def test_an_accounts_tier_and_models(server: AccountServer) -> None:
+    told = AccountRecord("acme", Tier.FREE), AccountRecord("zenith", Tier.PAID, frozenset({"another"}))
+    async with edge(server, *told) as api, caller(server, "acme") as acme, caller(server, "zenith") as zenith:
+        await (await Call(acme).send()).one()
+        assert api.jobs.draft.tier is Tier.FREE
+        refused = await Call(zenith).send()
+        assert (await refused.one())["error"]["param"] == "model"
+        assert refused.headers["Nats-Service-Error-Code"] == "403"
 
 
 async def test_a_draining_edge_takes_nothing(server: AccountServer) -> None:

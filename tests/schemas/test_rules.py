@@ -15,7 +15,7 @@ from schemas.identity import is_job, is_process, job_id, process_id, process_nam
 from schemas.job import pack_ids, unpack_ids
 from schemas.lifecycle import TERMINAL, TRANSITIONS, State, advance
 from schemas.reply import PROMPT, Frame, Logprob
-from schemas.subjects import Subjects, model_token
+from schemas.subjects import Subjects, name_token
 
 LOGPROB = Logprob(token=5, logprob=-1.0)
 WALL = 1_795_970_000.0
@@ -48,8 +48,8 @@ def test_jobs_and_runs() -> None:
 
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_model_tokens_are_one_token_each_and_never_collide(a: str, b: str) -> None:
-    assert not set(model_token(a)) & set(" .*>\t\r\n")
-    assert (model_token(a) == model_token(b)) == (a == b)
+    assert not set(name_token(a)) & set(" .*>\t\r\n")
+    assert (name_token(a) == name_token(b)) == (a == b)
 
 
 def test_subjects_share_one_prefix() -> None:

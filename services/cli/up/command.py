@@ -44,9 +44,10 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     """The exit code: 0 after a stop that was asked for. Raises `CommandError`."""
     signal.signal(signal.SIGTERM, _interrupt)  # until the supervisor listens, also during a download
     asked = counts(arguments.prefill, arguments.decode, arguments.both, arguments.router, arguments.edge)
-    settings = _with_port(settings, asked.edge)
-    with only_one(settings.home_dir, f"process {os.getpid()}, {_url(settings.edge)}"):
-        _must_be_free(settings.edge, asked.edge)  # not before the lock: who holds the port may be Headrace itself
+    settings = _with_ports(settings, asked.edge)
+    edge = settings.edge
+    with only_one(settings.home_dir, f"process {os.getpid()}, {_url(edge.host, edge.port)}"):
+        _must_be_free(edge, asked.edge)  # not before the lock: who holds the port may be Headrace itself
         weights = settings.worker.engine != "scripted"
         models = [prepare(settings, model, Terminal(), weights=weights).name for model in settings.served]
         server = nats.NatsPlan(
@@ -59,9 +60,10 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         nats.write_operator_context(server, passwords)
         program = Program("nats", (nats.binary(), "-c", str(config)), os.environ, STOP_S, identified=False)
         services = plan(settings, asked, server.url, passwords, os.environ)
-        ready = f"""Headrace is ready: {_url(settings.edge)} (model{"s" if models[1:] else ""} {", ".join(models)})
+        ready = f"""Headrace is ready: {_url(edge.host, edge.port)} (model{"s" if models[1:] else ""} {", ".join(models)})
 API key, for callers that are not on this machine: {development_key(settings)}
-{_curl(settings.edge, models[0])}"""
+Metrics and probes: {_url(edge.admin_host, edge.admin_port)}/metrics, /health, /ready
+{_curl(edge, models[0])}"""
         asyncio.run(_supervise(settings, server, program, services, passwords, models, ready, verbose=arguments.verbose))
     return 0
 
@@ -100,7 +102,7 @@ async def _supervise(
         return await nats_answers("127.0.0.1", server.port)
 
     async def edges_ready() -> bool:
-        host, ports = _reachable(settings.edge), range(settings.edge.port, settings.edge.port + len(services.edges))
+        host, ports = _reachable(settings.edge.host), range(settings.edge.port, settings.edge.port + len(services.edges))
         paths = [f"/ready?model={quote(model, safe='')}" for model in models]
         return all([(await http_status(host, port, path))[0] == 200 for port in ports for path in paths])
 
@@ -130,29 +132,39 @@ async def _supervise(
             one.close()
 
 
-def _with_port(settings: Settings, edges: int) -> Settings:
-    """`settings` with an HTTP port: the one asked for, else one that is free now, as those of the other edges after it are."""
+def _with_ports(settings: Settings, edges: int) -> Settings:
+    """`settings` with an HTTP port and one for operators: those asked for, else some that are free now, as are those of the other
+    edges after them."""
     edge = settings.edge
-    if edge.port:
-        return settings
-    first = nats.free_port()
-    while not all(nats.port_is_free(edge.host, first + number) for number in range(edges)):
+    port = edge.port or _free_ports(edge.host, edges)
+    admin_port = edge.admin_port or _free_ports(edge.admin_host, edges, taken=range(port, port + edges))
+    return settings.model_copy(update={"edge": edge.model_copy(update={"port": port, "admin_port": admin_port})})
+
+
+def _free_ports(host: str, count: int, taken: range = range(0)) -> int:
+    """The first of `count` ports in a row, none of which is `taken`."""
+    while True:
         first = nats.free_port()
-    return settings.model_copy(update={"edge": edge.model_copy(update={"port": first})})
+        if all(port not in taken and nats.port_is_free(host, port) for port in range(first, first + count)):
+            return first
 
 
 def _must_be_free(edge: EdgeSettings, edges: int) -> None:
     """Raises `CommandError` that names the first port that is not."""
-    for port in range(edge.port, edge.port + edges):
-        if not nats.port_is_free(edge.host, port):
-            raise CommandError(f"port {port} of {edge.host} is taken: stop what listens there, or choose another with PORT=…")
+    for host, first, how in (
+        (edge.host, edge.port, "with PORT=…"),
+        (edge.admin_host, edge.admin_port, "with HEADRACE_EDGE__ADMIN_PORT"),
+    ):
+        for port in range(first, first + edges):
+            if not nats.port_is_free(host, port):
+                raise CommandError(f"port {port} of {host} is taken: stop what listens there, or choose another {how}")
 
 
 def _curl(edge: EdgeSettings, model: str) -> str:
     question = [{"role": "user", "content": "What is Kubernetes?"}]
     body = {"model": model, "stream": True, "max_tokens": 300, "messages": question}
     return (
-        f"  curl -N {_url(edge)}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"  curl -N {_url(edge.host, edge.port)}/v1/chat/completions -H 'Content-Type: application/json' "
         f"-d {shlex.quote(json.dumps(body, separators=(',', ':')))}"
     )
 
@@ -162,14 +174,15 @@ def _stopping(edge: EdgeSettings) -> str:
     return f"Stopping when the open answers are through, in {limit} at most; Ctrl-C again stops at once."
 
 
-def _url(edge: EdgeSettings) -> str:
-    host = _reachable(edge)
-    return f"http://[{host}]:{edge.port}" if ":" in host else f"http://{host}:{edge.port}"
+def _url(host: str, port: int) -> str:
+    """Where this machine reaches what listens there."""
+    host = _reachable(host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _reachable(edge: EdgeSettings) -> str:
-    """An address of this machine on which the edge answers."""
-    return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(edge.host, edge.host)
+def _reachable(host: str) -> str:
+    """An address of this machine on which a process answers that listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def _new_id(name: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 
-from services.cli.key_store import with_keys
+from services.cli.database import with_keys
 from services.cli.up.credentials import write_private
 from services.edge.gate.keys import digest, key_id, new_key, same
 from services.edge.store.keys import SqlKeyStore

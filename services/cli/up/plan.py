@@ -63,7 +63,7 @@ def counts(prefill: int | None, decode: int | None, both: int, router: int = 1, 
 def plan(settings: Settings, counts: Counts, nats_url: str, passwords: Mapping[str, str], environ: Mapping[str, str]) -> Services:
     """The services of one machine. `environ` is what they inherit; `settings` what they are told on top of it.
 
-    The first edge has the port of `settings`, each other one the port after the one before.
+    The first edge has the ports of `settings`, each other one those after the one before.
     """
     shared = {
         **{key: value for key, value in environ.items() if not key.startswith("HEADRACE_NATS__")},
@@ -103,8 +103,15 @@ def plan(settings: Settings, counts: Counts, nats_url: str, passwords: Mapping[s
         return [one for role, count in by_role for one in workers(at, model, role, count)]
 
     def edge(number: int) -> Program:
-        port = str(settings.edge.port + number - 1)
-        return program(f"e{number}", "edge", ("edge",), settings.edge.drain_timeout_s + STOP_S, HEADRACE_EDGE__PORT=port)
+        first, admin = settings.edge.port, settings.edge.admin_port
+        return program(
+            f"e{number}",
+            "edge",
+            ("edge",),
+            settings.edge.drain_timeout_s + STOP_S,
+            HEADRACE_EDGE__PORT=str(first + number - 1),
+            HEADRACE_EDGE__ADMIN_PORT=str(admin and admin + number - 1),
+        )
 
     return Services(
         edges=tuple(edge(number) for number in range(1, counts.edge + 1)),

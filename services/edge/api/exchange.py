@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from schemas.errors import HeadraceError
 from services.edge.api import explain_header
-from services.edge.api.answer import AnyAnswer
+from services.edge.api.answer import AnyAnswer, Piece
 from services.edge.api.errors import error_response, internal_error
 from services.edge.api.form import DONE, KEEP_ALIVE, Form, Said
 from services.edge.api.measure import Measure
@@ -89,6 +89,19 @@ class Exchange(Response):
         told = () if explanation is None else ((explain_header.NAME, explain_header.value(explanation)),)
         await writer.start(status, (*headers, *told))
 
+    def note(self, piece: Piece) -> None:
+        """The client is about to get `piece`."""
+        if piece.text or piece.calls:
+            self._measure.text()
+        if piece.finish is not None:
+            self._measure.finished(piece.finish)
+
+    async def whole(self, writer: Writer, data: bytes) -> None:
+        """All of an answer, as one JSON object."""
+        headers = ((b"content-type", b"application/json"), (b"content-length", str(len(data)).encode()))
+        await self.start(writer, 200, headers)
+        await writer.body(data, more=False)
+
     async def _send(self, writer: Writer) -> None:
         raise NotImplementedError
 
@@ -136,14 +149,12 @@ class Streamed(_Formed):
                 if piece.choice not in begun:
                     begun.add(piece.choice)
                     data += form.begin(piece.choice, piece.prompt)
-                if piece.text or piece.calls:
-                    self._measure.text()
+                self.note(piece)
                 if piece.text or piece.logprobs:
                     data += form.text(piece.choice, piece.text, piece.logprobs)
                 for call in piece.calls:
                     data += form.call(piece.choice, call)
                 if piece.finish is not None:
-                    self._measure.finished(piece.finish)
                     data += form.finish(piece.choice, piece.finish)
             if answer.done:
                 data += form.usage(answer.usage) + DONE
@@ -160,11 +171,5 @@ class Whole(_Formed):
         while not answer.done:
             for piece in await answer.next(self._pace.keep_alive_s) or ():
                 said.setdefault(piece.choice, Said()).add(piece)
-                if piece.text or piece.calls:
-                    self._measure.text()
-                if piece.finish is not None:
-                    self._measure.finished(piece.finish)
-        data = self._form.whole(said, answer.usage)
-        headers = ((b"content-type", b"application/json"), (b"content-length", str(len(data)).encode()))
-        await self.start(writer, 200, headers)
-        await writer.body(data, more=False)
+                self.note(piece)
+        await self.whole(writer, self._form.whole(said, answer.usage))

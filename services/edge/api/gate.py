@@ -26,7 +26,7 @@ from services.telemetry.logs import fields
 
 _log = logging.getLogger("headrace.edge")
 _ACCEPTED = re.compile(rb"[A-Za-z0-9_.-]{1,128}")
-_ALWAYS_OPEN = frozenset({"/health", "/ready", "/metrics"})
+_ALWAYS_OPEN = frozenset({"/health", "/ready"})
 
 
 class Traffic:

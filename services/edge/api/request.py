@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.errors import InvalidRequest
+from services.edge.api import document
 
 LONGEST_STOP = 1024
 """Characters: each choice prepares its own search for each of them."""
@@ -39,7 +40,7 @@ class GenerationRequest(BaseModel):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10, allow_inf_nan=False)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Any = None
+    stop: Annotated[Any, document.STOP] = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -71,12 +72,12 @@ class GenerationRequest(BaseModel):
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
-    messages: Any = None
+    messages: Annotated[Any, document.MESSAGES] = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Any] | None = None
-    tool_choice: Any = None
+    tool_choice: Annotated[Any, document.TOOL_CHOICE] = None
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None
@@ -95,7 +96,7 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
-    prompt: Any = None
+    prompt: Annotated[Any, document.PROMPT] = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from schemas.errors import InvalidRequest
+from services.edge.api import document
 from services.edge.api.body import read_json
 from services.edge.api.messages import check_messages
 from services.edge.api.ports import TextModel
@@ -30,7 +31,7 @@ class TokenizeRequest(BaseModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Any = None
+    messages: Annotated[Any, document.MESSAGES] = None
     return_token_strs: bool | None = None
 
 

@@ -2,7 +2,7 @@
 
 Owns the cache. Invariants: a key that is revoked anywhere is refused here within `REFRESH_S` and the time of one query; a key
 that is not known here is looked up once, not on every request; without the database the known keys go on, and an unknown one
-is neither accepted nor called wrong.
+is neither accepted nor called wrong, and so is one whose row this build cannot read. Such a row hides no other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from schemas.errors import InvalidApiKey, StoreUnavailable
 from services.clock import Clock
 from services.edge.gate.keys import DIGEST_BYTES, digest, key_id, same
-from services.edge.gate.records import KeyRecord
+from services.edge.gate.records import KeyRecord, Unreadable
 from services.telemetry.logs import AtMost
 
 REFRESH_S = 2.0
@@ -30,11 +30,11 @@ V = TypeVar("V")
 
 
 class KeyStore(Protocol):
-    """Both raise `StoreUnavailable`."""
+    """Both raise `StoreUnavailable`; `get` also for a row that cannot be read."""
 
     async def get(self, key: str) -> KeyRecord | None: ...
 
-    async def changed_since(self, when: float) -> list[KeyRecord]: ...
+    async def changed_since(self, when: float) -> list[KeyRecord | Unreadable]: ...
 
 
 class Keyring:
@@ -88,11 +88,13 @@ class Keyring:
         _shorten(self._known, _MOST_KNOWN)
         return found
 
-    def _take(self, changed: Iterable[KeyRecord]) -> None:
+    def _take(self, changed: Iterable[KeyRecord | Unreadable]) -> None:
         for record in changed:
             self._seen = max(self._seen, record.changed)
             self._unknown.pop(record.id, None)
-            if record.id in self._known:
+            if isinstance(record, Unreadable):
+                self._known.pop(record.id, None)
+            elif record.id in self._known:
                 self._known[record.id] = record
 
 

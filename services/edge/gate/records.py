@@ -34,6 +34,27 @@ class KeyRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A row of `id` that another build wrote and this one cannot read: what it allows is not known here."""
+
+    id: str
+    changed: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AccountRecord:
+    """What callers of one NATS account may do; `name` `ANY` = of every account that has no record of its own."""
+
+    name: str
+    tier: Tier
+    models: frozenset[str] | None = None
+    limits: Limits = NONE
+
+
+ANY = "*"
+
+
+@dataclass(frozen=True, slots=True)
 class Caller:
     """Who asks. `key` is an id, "" = nobody showed one, which is allowed on this machine's own loopback.
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 DAY, MONTH, RUNNING = "day", "month", "running"
+ENDING = (DAY, MONTH)
+"""Kinds whose names are in the order of time."""
 
 
 def name(kind: str, now: float) -> str:

@@ -8,12 +8,10 @@ it up too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from random import Random
 
 from schemas.errors import BusError, Unavailable
-from schemas.job import Tier
 from schemas.subjects import Subjects
 from services.bus.interface import Bus, Msg, Subscription
 from services.bus.micro import Service
@@ -24,27 +22,26 @@ from services.edge.api.exchange import Pace
 from services.edge.api.gate import Traffic
 from services.edge.api.measure import Measure
 from services.edge.api.served import Served
-from services.edge.gate.records import Caller
+from services.edge.gate.accounts import Accounts
 from services.edge.nats_api.origin import Origin, read_origin
 from services.edge.nats_api.presence import Presence, Watch
 from services.edge.nats_api.writer import NatsWriter
 from services.edge.selection.turns import Asking
-from services.edge.tenant import Tenant
 
 HINT = "Headrace-Hint"
 
 
 class NatsChat:
-    """`whose`: the tenant of an account."""
+    """`accounts`: what each account may do."""
 
     def __init__(
-        self, bus: Bus, subjects: Subjects, served: Served, traffic: Traffic, whose: Callable[[str], Tenant], random: Random
+        self, bus: Bus, subjects: Subjects, served: Served, traffic: Traffic, accounts: Accounts, random: Random
     ) -> None:
         self._bus = bus
         self._subjects = subjects
         self._served = served
         self._traffic = traffic
-        self._whose = whose
+        self._accounts = accounts
         self._random = random
         self._chat = ChatCompletions(served)
         self._presence = Presence(bus)
@@ -71,8 +68,8 @@ class NatsChat:
         self._traffic.enter()
         try:
             told: dict[str, str] = {}
-            by = Asking(Caller(self._whose(f"nats:{origin.account}"), Tier.PAID), told.update, msg.headers.get(HINT))
-            begun = await self._chat.begin(parse(msg.data), by)
+            caller = await self._accounts.caller(origin.account)
+            begun = await self._chat.begin(parse(msg.data), Asking(caller, told.update, msg.headers.get(HINT)))
             measure = Measure(self._served.metrics, self._served.clock, begun.model, arrived)
             await self._answer(begun, msg.reply, origin, measure, told)
         finally:

@@ -17,6 +17,8 @@ from services.bus.interface import Msg
 HEADER = "Nats-Request-Info"
 _CROSSED = "_R_."
 """What the server's own reply subjects begin with."""
+_LONGEST = 128
+"""What the database takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,6 @@ def read_origin(msg: Msg) -> Origin:
         info = msgspec.json.decode(told, type=_Info)
     except msgspec.DecodeError:
         raise PermissionDenied(f"The header {HEADER} cannot be read.") from None
-    if not info.acc:
-        raise PermissionDenied(f"The header {HEADER} names no account.")
+    if not 0 < len(info.acc) <= _LONGEST:
+        raise PermissionDenied(f"The header {HEADER} names no account, or one of more than {_LONGEST} characters.")
     return Origin(info.acc, None if info.id is None else (info.server, info.id))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from schemas.errors import InvalidRequest, NotFound
+from services.edge.api import document
 from services.edge.api.body import read_json
 from services.edge.api.request import read_request
 from services.edge.api.served import Served
@@ -27,7 +28,7 @@ class ConversationRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    items: Any = None
+    items: Annotated[Any, document.ITEMS] = None
     metadata: Metadata | None = None
 
 

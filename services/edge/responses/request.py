@@ -14,6 +14,7 @@ from pydantic import Field
 
 from schemas.errors import InvalidRequest, UnsupportedParameter
 from schemas.job import Grammar
+from services.edge.api import document
 from services.edge.api.request import ChatRequest, GenerationRequest
 from services.edge.api.response_format import read_response_format
 from services.edge.api.tools import Tools, read_tools
@@ -28,16 +29,16 @@ _RENAMED = (("response_format.json_schema", "text.format"), ("response_format", 
 class ResponsesRequest(GenerationRequest):
     """POST /v1/responses."""
 
-    input: Any = None
+    input: Annotated[Any, document.INPUT] = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    conversation: Any = None
+    conversation: Annotated[Any, document.CONVERSATION] = None
     background: bool | None = None
     store: bool | None = None
     metadata: Metadata | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     tools: list[Any] | None = None
-    tool_choice: Any = None
+    tool_choice: Annotated[Any, document.TOOL_CHOICE] = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
     include: list[str] | None = None

@@ -13,7 +13,7 @@ import msgspec
 
 from schemas.errors import HeadraceError, StoreUnavailable
 from services.clock import Clock
-from services.edge.api.answer import AnyAnswer, Piece
+from services.edge.api.answer import AnyAnswer
 from services.edge.api.exchange import STREAM_HEADERS, Exchange, Pace
 from services.edge.api.form import KEEP_ALIVE
 from services.edge.api.measure import Measure
@@ -50,12 +50,6 @@ class Telling(Exchange):
         super().__init__(reading.answer, reservation, request_id, pace, measure)
         self._reading = reading
 
-    def _note(self, piece: Piece) -> None:
-        if piece.text or piece.calls:
-            self._measure.text()
-        if piece.finish is not None:
-            self._measure.finished(piece.finish)
-
 
 class WholeResponse(Telling):
     """One JSON object at the end."""
@@ -64,12 +58,9 @@ class WholeResponse(Telling):
         reading = self._reading
         while not reading.answer.done:
             for piece in await reading.answer.next(self._pace.keep_alive_s) or ():
-                self._note(piece)
+                self.note(piece)
                 reading.transcript.take(piece)
-        data = msgspec.json.encode(await reading.conclude())
-        headers = ((b"content-type", b"application/json"), (b"content-length", str(len(data)).encode()))
-        await self.start(writer, 200, headers)
-        await writer.body(data, more=False)
+        await self.whole(writer, msgspec.json.encode(await reading.conclude()))
 
 
 class StreamedResponse(Telling):
@@ -98,7 +89,7 @@ class StreamedResponse(Telling):
                 pieces = await reading.answer.next(self._pace.keep_alive_s)
                 data = KEEP_ALIVE if pieces is None else b""
                 for piece in pieces or ():
-                    self._note(piece)
+                    self.note(piece)
                     data += transcript.take(piece)
                 if data:
                     await writer.body(data)

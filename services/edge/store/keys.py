@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from schemas.errors import StoreUnavailable
 from schemas.job import Tier
 from services.edge.gate.limits import NONE, Limits
-from services.edge.gate.records import KeyRecord
+from services.edge.gate.records import KeyRecord, Unreadable
+from services.edge.store.cells import limits_of, limits_text, models_of, models_text, readable
 from services.edge.store.database import Database, database_time
 from services.edge.store.tables import api_keys as keys
 from services.edge.store.tables import tenants
@@ -48,8 +47,8 @@ class SqlKeyStore:
             "tenant": tenant,
             "name": name,
             "tier": tier,
-            "models": None if models is None else json.dumps(sorted(models)),
-            "limits": _text(limits),
+            "models": models_text(models),
+            "limits": limits_text(limits),
             "created": now,
             "expires": None if valid_s is None else now + valid_s,
             "changed": now,
@@ -58,49 +57,52 @@ class SqlKeyStore:
             await connection.execute(sa.insert(keys).values(row))
 
     async def get(self, key: str) -> KeyRecord | None:
-        async with self._database.read() as connection:
-            return await _one(connection, key)
+        """Raises `StoreUnavailable` also for a row that this build cannot read: another edge may know what it allows."""
+        found = await self._select(_KEYS.where(keys.c.id == key))
+        record = found[0] if found else None
+        if isinstance(record, Unreadable):
+            raise StoreUnavailable("This key's record cannot be read.", retry_after=1.0)
+        return record
 
-    async def changed_since(self, when: float) -> list[KeyRecord]:
+    async def changed_since(self, when: float) -> list[KeyRecord | Unreadable]:
         """Keys that changed, or whose tenant's limits did."""
         return await self._select(_KEYS.where(sa.or_(keys.c.changed >= when, when <= _CHANGED)))
 
-    async def all(self, tenant: str | None = None) -> list[KeyRecord]:
+    async def all(self, tenant: str | None = None) -> list[KeyRecord | Unreadable]:
         """Oldest first; of one tenant, or all."""
         query = _KEYS.order_by(keys.c.created, keys.c.id)
         return await self._select(query if tenant is None else query.where(keys.c.tenant == tenant))
 
-    async def end(self, key: str, after_s: float = 0.0) -> KeyRecord | None:
-        """The key ends, now or after so many seconds; one that ended before stays as it is. None: there is no such key."""
+    async def end(self, key: str, after_s: float = 0.0) -> bool:
+        """The key ends, now or after so many seconds; one that ended before stays as it is. False: there is no such key."""
         now = database_time()
         change = {"revoked": now} if after_s == 0.0 else {"expires": now + after_s}
         longer = sa.or_(keys.c.expires.is_(None), keys.c.expires > now + after_s)
         alive = sa.and_(keys.c.id == key, keys.c.revoked.is_(None), longer)
         async with self._database.write() as connection:
             await connection.execute(sa.update(keys).where(alive).values(**change, changed=now))
-            return await _one(connection, key)
+            return await connection.scalar(sa.select(keys.c.id).where(keys.c.id == key)) is not None
 
     async def limit_tenant(self, tenant: str, limits: Limits) -> None:
         """In place of the limits that it had."""
         async with self._database.write() as connection:
             await connection.execute(sa.delete(tenants).where(tenants.c.name == tenant))
-            row = {"name": tenant, "limits": _text(limits), "changed": database_time()}
+            row = {"name": tenant, "limits": limits_text(limits), "changed": database_time()}
             await connection.execute(sa.insert(tenants).values(row))
 
     async def tenant_limits(self) -> dict[str, Limits]:
         """By tenant, those that have any."""
         async with self._database.read() as connection:
             rows = (await connection.execute(sa.select(tenants).order_by(tenants.c.name))).mappings()
-            return {row["name"]: _limits(row["limits"]) for row in rows}
+            return {row["name"]: limits_of(row["limits"]) for row in rows}
 
-    async def _select(self, query: sa.Select[Any]) -> list[KeyRecord]:
+    async def _select(self, query: sa.Select[Any]) -> list[KeyRecord | Unreadable]:
         async with self._database.read() as connection:
-            return [_record(row) for row in (await connection.execute(query)).mappings()]
+            return [readable(_record, row, row["id"], _changed(row)) for row in (await connection.execute(query)).mappings()]
 
 
-async def _one(connection: AsyncConnection, key: str) -> KeyRecord | None:
-    row = (await connection.execute(_KEYS.where(keys.c.id == key))).mappings().one_or_none()
-    return None if row is None else _record(row)
+def _changed(row: Any) -> float:
+    return float(max(row["changed"], row["tenant_changed"]))
 
 
 def _record(row: Any) -> KeyRecord:
@@ -110,19 +112,11 @@ def _record(row: Any) -> KeyRecord:
         tenant=row["tenant"],
         name=row["name"],
         tier=Tier(row["tier"]),
-        models=None if row["models"] is None else frozenset(json.loads(row["models"])),
+        models=models_of(row["models"]),
         created=row["created"],
         expires=row["expires"],
         revoked=row["revoked"],
-        changed=max(row["changed"], row["tenant_changed"]),
-        limits=_limits(row["limits"]),
-        tenant_limits=_limits(row["tenant_limits"]),
+        changed=_changed(row),
+        limits=limits_of(row["limits"]),
+        tenant_limits=limits_of(row["tenant_limits"]),
     )
-
-
-def _text(limits: Limits) -> str:
-    return msgspec.json.encode(limits).decode()
-
-
-def _limits(text: str | None) -> Limits:
-    return NONE if text is None else msgspec.json.decode(text, type=Limits)

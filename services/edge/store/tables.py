@@ -84,6 +84,16 @@ api_keys = sa.Table(
 )
 """One row a key: a keyed digest of it, never its text. `models`: a JSON list, NULL = all; `limits`: as above."""
 
+nats_accounts = sa.Table(
+    "nats_accounts",
+    metadata,
+    sa.Column("name", sa.String(128), primary_key=True),
+    sa.Column("tier", sa.String(16), nullable=False),
+    sa.Column("models", sa.Text),
+    sa.Column("limits", sa.Text, nullable=False),
+)
+"""One row a NATS account that was told what it may do; `*` = all others. `models`, `limits`: as a key's."""
+
 responses = sa.Table(
     "responses",
     metadata,
@@ -134,6 +144,7 @@ usage = sa.Table(
     sa.Column("cost", sa.Double),
     sa.Column("booked", sa.Double, nullable=False),
     sa.Index("ix_usage_tenant_booked", "tenant", "booked"),
+    sa.Index("ix_usage_booked", "booked"),
 )
 """The ledger of record: a row a request that ended, by its first job's id. `key` "" = none was shown; `cost` NULL = no price."""
 

@@ -11,15 +11,32 @@ from collections.abc import Mapping, Sequence
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from services.edge.gate import windows
 from services.edge.gate.purse import Ask, Got
 from services.edge.gate.records import Entry
 from services.edge.store.database import Database, database_time, insert_new
 from services.edge.store.tables import allotments, budgets, usage
 
+_HELD_S = 2 * 86_400.0
+"""Longer than any request that began in a window goes on after its end."""
+_MOST_SWEPT = 1000
+
 
 class SqlUsageStore:
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    async def sweep(self, keep_s: float) -> bool:
+        """Forget what is older, and what edges that died held of budgets whose time is over. True: there is more to forget.
+
+        What is held of a budget that still counts stays until somebody asks for it: only then is it given back.
+        """
+        async with self._database.write() as connection:
+            now = float((await connection.execute(sa.select(database_time()))).scalar_one())
+            await connection.execute(sa.delete(allotments).where(_ended(allotments, now - _HELD_S)))
+            await connection.execute(sa.delete(budgets).where(_ended(budgets, now - keep_s)))
+            old = sa.select(usage.c.job).where(usage.c.booked < now - keep_s).limit(_MOST_SWEPT)
+            return (await connection.execute(sa.delete(usage).where(usage.c.job.in_(old)))).rowcount == _MOST_SWEPT
 
     async def exchange(
         self, edge: str, entries: Sequence[Entry], asks: Sequence[Ask], lease_s: float
@@ -29,6 +46,12 @@ class SqlUsageStore:
             booked = await book(connection, entries)
             ordered = sorted(asks, key=lambda ask: (ask.owner, ask.window))  # two edges never wait for each other in a circle
             return {(ask.owner, ask.window): await _allot(connection, edge, ask, booked, lease_s) for ask in ordered}
+
+
+def _ended(table: sa.Table, before: float) -> sa.ColumnElement[bool]:
+    """Rows of windows that were over at `before`."""
+    window = table.c.window
+    return sa.or_(*(sa.and_(window.like(f"{kind}-%"), window < windows.name(kind, before)) for kind in windows.ENDING))
 
 
 async def book(connection: AsyncConnection, entries: Sequence[Entry]) -> set[str]:

@@ -57,7 +57,8 @@ def calls_or_text(syntax: CallSyntax, functions: Sequence[Function], *, several:
     if content is not None:
         start = f"start: calls | content\ncontent: %json {content}\n"
     elif syntax.opens:
-        start = f"start: TEXT* calls?\nTEXT: /[^<]+/ | /{_beginnings(OPEN)}/\n"
+        tag = syntax.opens.rstrip()
+        start = f"start: TEXT* calls?\nTEXT: /[^{tag[0]}]+/ | /{_beginnings(tag)}/\n"
     else:
         start = "start: calls | TEXT?\nTEXT: /[^{](.|\\n)*/\n"
     return Grammar(kind="grammar", source=start + _calls(syntax, functions, several))

@@ -137,3 +137,21 @@ async def test_a_failure_nobody_foresaw_does_not_end_the_keeping_up(monkeypatch:
         await ring.until_refused(text)
     finally:
         task.cancel()
+
+
+async def test_a_row_that_cannot_be_read_is_neither_accepted_nor_called_wrong_and_hides_no_other() -> None:
+    """A newer build changed one key and revoked another one: the first is unknown here, the second is refused."""
+    ring = Ring()
+    changed, revoked = ring.keys.make(), ring.keys.make()
+    for text in (changed, revoked):
+        await ring.ring.check(text)
+    ring.keys.unreadable.add(key_id(changed) or "")
+    ring.keys.change(changed, changed=1.0)
+    ring.keys.change(revoked, revoked=ring.clock.wall(), changed=2.0)
+    task = asyncio.create_task(ring.ring.run())
+    try:
+        await ring.until_refused(revoked)
+        with pytest.raises(StoreUnavailable):
+            await ring.ring.check(changed)
+    finally:
+        task.cancel()

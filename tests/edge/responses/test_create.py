@@ -12,13 +12,14 @@ from schemas.job import unpack_ids
 from schemas.reply import FinishReason
 from tests.edge.fakes import MODEL, Script, says
 from tests.edge.responses.rig import ResponsesApi
+from tests.text.tiny import tiny_tokenizer
 
 WEATHER = {"type": "function", "name": "weather", "description": "Now.", "parameters": {"type": "object", "properties": {}}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
 def prompt(api: ResponsesApi) -> str:
-    return api.served.text.decode(unpack_ids(api.jobs.draft.prompt))
+    return tiny_tokenizer().spell_all(unpack_ids(api.jobs.draft.prompt))
 
 
 async def test_a_response(api: ResponsesApi) -> None:

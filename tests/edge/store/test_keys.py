@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+import sqlalchemy as sa
+
+from schemas.errors import StoreUnavailable
 from schemas.job import Tier
 from services.edge.gate.limits import Limits
+from services.edge.gate.records import KeyRecord, Unreadable
 from services.edge.store.database import Database
 from services.edge.store.keys import SqlKeyStore
+from services.edge.store.tables import api_keys
 
 DIGEST = b"d" * 32
 
@@ -36,7 +42,8 @@ async def test_what_changed_is_told(database: Database) -> None:
     await keys.create("a", DIGEST, "acme")
     await keys.create("b", DIGEST, "acme")
     (_, newest) = await keys.changed_since(0.0)
-    ended = await keys.end("a")
+    assert await keys.end("a")
+    ended = await keys.get("a")
     assert ended is not None
     assert ended.revoked is not None
     assert "a" in [record.id for record in await keys.changed_since(newest.changed)]
@@ -46,17 +53,21 @@ async def test_what_changed_is_told(database: Database) -> None:
 async def test_an_end_is_final(database: Database) -> None:
     keys = SqlKeyStore(database)
     await keys.create("a", DIGEST, "acme")
-    first = await keys.end("a")
-    assert await keys.end("a", after_s=100.0) == first
-    assert await keys.end("none") is None
+    assert await keys.end("a")
+    first = await keys.get("a")
+    assert await keys.end("a", after_s=100.0)
+    assert await keys.get("a") == first
+    assert not await keys.end("none")
 
 
 async def test_a_grace_never_makes_a_key_live_longer(database: Database) -> None:
     keys = SqlKeyStore(database)
     await keys.create("a", DIGEST, "acme", valid_s=10.0)
     before = await keys.get("a")
-    assert await keys.end("a", after_s=100.0) == before
-    sooner = await keys.end("a", after_s=1.0)
+    assert await keys.end("a", after_s=100.0)
+    assert await keys.get("a") == before
+    await keys.end("a", after_s=1.0)
+    sooner = await keys.get("a")
     assert sooner is not None
     assert before is not None
     assert (sooner.expires or 0) < (before.expires or 0)
@@ -70,5 +81,24 @@ async def test_a_tenants_limits_come_with_its_keys(database: Database) -> None:
     for limits in (Limits(tokens_per_minute=7), Limits(requests_per_minute=9)):
         await keys.limit_tenant("acme", limits)
         (record,) = await keys.changed_since(made.changed)
+        assert isinstance(record, KeyRecord)
         assert record.tenant_limits == limits
     assert await keys.tenant_limits() == {"acme": Limits(requests_per_minute=9)}
+
+
+@pytest.mark.parametrize(
+    "written", [{"tier": "platinum"}, {"limits": '{"tokens_per_year": 5}'}, {"limits": "{"}, {"models": "5"}, {"models": "{"}]
+)
+async def test_a_row_of_another_build_hides_no_other(database: Database, written: dict[str, str]) -> None:
+    """It is told apart from what is not there, and can be revoked."""
+    keys = SqlKeyStore(database)
+    for key in ("a", "b", "c"):
+        await keys.create(key, DIGEST, "acme")
+    async with database.write() as connection:
+        await connection.execute(sa.update(api_keys).where(api_keys.c.id == "b").values(written))
+    for found in (await keys.changed_since(0.0), await keys.all()):
+        assert {record.id: isinstance(record, Unreadable) for record in found} == {"a": False, "b": True, "c": False}
+    with pytest.raises(StoreUnavailable):
+        await keys.get("b")
+    assert await keys.end("b")
+    assert await keys.get("a")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 
+import pytest
 import sqlalchemy as sa
 
+from services.edge.gate import windows
 from services.edge.gate.purse import Ask
 from services.edge.gate.records import Entry, Used
+from services.edge.store import usage as module
 from services.edge.store.database import Database
-from services.edge.store.tables import budgets, usage
+from services.edge.store.tables import allotments, budgets, usage
 from services.edge.store.usage import SqlUsageStore
 
 E1, E2 = "e1-0k3v9x00abcde", "e2-0k3v9x00abcde"
@@ -112,3 +116,37 @@ async def test_a_budget_may_be_made_smaller(database: Database) -> None:
     await edge.get(ask(want=50))
     assert await edge.get(ask(keep=10, want=50, limit=20)) == (10, 0)
     assert await edge.get(ask(keep=20, want=50, limit=5)) == (0, 0)
+
+
+async def test_what_is_old_is_forgotten_a_little_at_a_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_SWEPT", 2)
+    store = SqlUsageStore(database)
+    await store.exchange(E1, [entry(job) for job in range(1, 6)], [], LEASE_S)
+    async with database.write() as connection:
+        old = usage.c.job.in_([f"{job:032x}" for job in range(1, 4)])
+        await connection.execute(sa.update(usage).where(old).values(booked=usage.c.booked - 1000.0))
+    assert [await store.sweep(500.0) for _ in range(3)] == [True, False, False]
+    async with database.read() as connection:
+        assert (await connection.scalars(sa.select(usage.c.job).order_by(usage.c.job))).all() == [f"{4:032x}", f"{5:032x}"]
+
+
+async def test_budgets_are_forgotten_once_they_are_over_and_old(database: Database) -> None:
+    """What a dead edge holds goes sooner, but never of a budget that still counts: it would be lost to it."""
+    store, now = SqlUsageStore(database), time.time()
+    day = 86_400.0
+    names = {
+        "today": windows.name(windows.DAY, now),
+        "week": windows.name(windows.DAY, now - 7 * day),
+        "long": windows.name(windows.DAY, now - 500 * day),
+        "month": windows.name(windows.MONTH, now),
+        "months": windows.name(windows.MONTH, now - 500 * day),
+        "running": windows.RUNNING,
+    }
+    asks = [Ask(OWNER, name, 100, 0, 10, {}) for name in names.values()]
+    await store.exchange(E1, [], asks, LAPSED)
+    assert not await store.sweep(400 * day)
+    async with database.read() as connection:
+        kept = set((await connection.scalars(sa.select(budgets.c.window))).all())
+        held = set((await connection.scalars(sa.select(allotments.c.window))).all())
+    assert kept == set(names.values()) - {names["long"], names["months"]}
+    assert held == {names["today"], names["month"], names["running"]}

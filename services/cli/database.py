@@ -1,4 +1,4 @@
-"""The edges' key store, for one command: opened, brought up to date, closed. What goes wrong with it is one line."""
+"""The edges' database, for one command: opened, brought up to date, closed. What goes wrong with it is one line."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from services.settings import Settings
 T = TypeVar("T")
 
 
-def with_keys(settings: Settings, work: Callable[[SqlKeyStore], Awaitable[T]]) -> T:
+def with_database(settings: Settings, work: Callable[[Database], Awaitable[T]]) -> T:
     """What `work` returns. Raises `CommandError` when the database cannot be used."""
 
     async def whole() -> T:
         database = Database(database_url(settings.edge.database_url, settings.home_dir))
         try:
             await migrate(database)
-            return await work(SqlKeyStore(database))
+            return await work(database)
         finally:
             await database.close()
 
@@ -31,3 +31,8 @@ def with_keys(settings: Settings, work: Callable[[SqlKeyStore], Awaitable[T]]) -
         return asyncio.run(whole())
     except StoreUnavailable as error:
         raise CommandError(f"{error.message} (edge.database_url)") from None
+
+
+def with_keys(settings: Settings, work: Callable[[SqlKeyStore], Awaitable[T]]) -> T:
+    """The same, of its keys."""
+    return with_database(settings, lambda database: work(SqlKeyStore(database)))

@@ -1,0 +1,36 @@
+"""What every application of an edge answers when it refuses: OpenAI's envelope, also where the framework refuses by itself."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from schemas.errors import HeadraceError
+from services.edge.api.body import ClientGone
+from services.edge.api.errors import error_response, from_status
+
+_CLIENT_GONE = 499
+
+
+def add_envelope(app: Starlette) -> None:
+    app.add_exception_handler(HeadraceError, _refused)
+    app.add_exception_handler(HTTPException, _framework_refused)
+    app.add_exception_handler(ClientGone, _nobody_there)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HeadraceError)
+    return error_response(error)
+
+
+async def _framework_refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    response = error_response(from_status(error.status_code, request.method, request.url.path))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _nobody_there(_: Request, __: Exception) -> Response:
+    return Response(status_code=_CLIENT_GONE)

@@ -1,0 +1,67 @@
+"""One key, three edges, a real JetStream: what they admit together never passes the key's limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import httpx
+import pytest
+
+from schemas.subjects import Subjects
+from services.bus.counters import Counters
+from services.bus.jetstream import JetStream
+from services.bus.nats_bus import connect
+from services.clock import SystemClock
+from services.edge.gate.allotment import SLICES
+from services.edge.gate.limits import Limits
+from tests.edge.fakes import Api
+from tests.edge.test_api_keys import CHAT
+from tests.nats_fixture import NatsServer
+
+LIMIT, ASKED = 100, 500
+NAMES = ("e1-0000000000000", "e2-0000000000000", "e3-0000000000000")
+
+
+@pytest.fixture
+async def edges(own_nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Api]]:
+    """They share keys and counters, as those of one database and one NATS do. The minute does not end."""
+    monkeypatch.setattr(SystemClock, "wall", lambda _: 1_700_000_000.0)
+    made: list[Api] = []
+    async with AsyncExitStack() as stack:
+        for name in NAMES:
+            bus = await connect([own_nats_server.url], name, "edge")
+            stack.push_async_callback(bus.close)
+            counters = Counters(JetStream(bus), Subjects())
+            await counters.ensure()
+            made.append(Api(counters=counters.add))
+            made[-1].keys.records = made[0].keys.records
+        yield made
+
+
+@pytest.mark.parametrize("owner", ["key", "tenant"])
+async def test_five_hundred_requests_at_a_limit_of_a_hundred(edges: list[Api], owner: str) -> None:
+    """The tenant's name has what NATS gives a meaning to."""
+    limits = {"limits" if owner == "key" else "tenant_limits": Limits(requests_per_minute=LIMIT)}
+    keys = [edges[0].keys.make(tenant="acme.eu > *", **limits) for _ in range(1 if owner == "key" else 5)]
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(api.client()) for api in edges]
+
+        async def one(number: int) -> httpx.Response:
+            headers = {"authorization": f"Bearer {keys[number % len(keys)]}"}
+            return await clients[number % len(clients)].post("/v1/chat/completions", json=CHAT, headers=headers)
+
+        answers: list[httpx.Response] = []
+        while len(answers) < ASKED or Counter(answer.status_code for answer in answers)[503]:
+            # a counter that does not answer in 50 ms, on a machine that others share, is a 503, after which clients come again
+            answers = [answer for answer in answers if answer.status_code != 503]
+            answers += await asyncio.gather(*(one(number) for number in range(ASKED - len(answers))))
+    statuses = Counter(answer.status_code for answer in answers)
+    assert LIMIT - len(edges) * 2 * (LIMIT // SLICES) <= statuses[200] <= LIMIT
+    assert statuses[200] + statuses[429] == ASKED
+    assert sum(len(api.jobs.handles) for api in edges) == statuses[200]
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"

@@ -43,7 +43,7 @@ async def test_migrations_make_the_tables_that_the_code_uses(database: Database)
 async def test_a_second_start_changes_nothing(database: Database) -> None:
     await migrate(database)
     async with database.read() as connection:
-        assert (await connection.execute(sa.text("SELECT version_num FROM alembic_version"))).all() == [("0005",)]
+        assert (await connection.execute(sa.text("SELECT version_num FROM alembic_version"))).all() == [("0006",)]
 
 
 def test_edges_that_start_at_once(url: URL) -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from services.engine.trtllm_engine.api import Llm
 
@@ -32,7 +33,8 @@ async def end(llm: Llm, within: float, exit_now: Callable[[], object] = _exit_no
             llm.shutdown()
         except BaseException as error:  # the package raises what it likes; this thread has nobody above it
             failed.append(error)
-        loop.call_soon_threadsafe(done.set)
+        with suppress(RuntimeError):  # nobody waits any more, and the loop is closed
+            loop.call_soon_threadsafe(done.set)
 
     threading.Thread(target=shut_down, name="tensorrt-llm shutdown", daemon=True).start()
     try:

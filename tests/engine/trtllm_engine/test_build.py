@@ -1,0 +1,73 @@
+"""From a model's files to an engine: what is refused before weights are loaded, and who may import the package."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from schemas.state import Role
+from services.clock import SystemClock
+from services.engine.build import build_engine
+from services.engine.trtllm_engine.build import build
+from services.engine.trtllm_engine.engine import TrtllmEngine
+from services.engine.trtllm_engine.leader import must_lead
+from services.models.store import ModelFiles
+from services.settings import Settings, SettingsError, TrtllmSettings, WorkerSettings
+from tests.engine.trtllm_engine.double import World, api
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> ModelFiles:
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 300, "max_position_embeddings": 512, "eos_token_id": [0, 7]}))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    return ModelFiles("m", tmp_path, tmp_path / "config.json", tmp_path / "tokenizer.json", None, (), "w")
+
+
+def made(files: ModelFiles, role: Role = Role.PREFILL, **given: object) -> TrtllmEngine:
+    return build(files, TrtllmSettings(**given), SystemClock(), role, lambda: api(World()))  # type: ignore[arg-type]
+
+
+def test_settings_and_files_become_an_engine(files: ModelFiles) -> None:
+    info = made(files, max_batch=7, step_tokens=1000, quantization="fp8").info
+    assert (info.name, info.version, info.max_batch, info.step_tokens) == ("tensorrt-llm", "1.2.1", 7, 1000)
+    assert (info.vocab_size, info.context_length, info.block_tokens) == (300, 512, 32)
+    assert info.eos_ids == {0, 7}
+
+
+def test_only_equal_engines_are_paired(files: ModelFiles) -> None:
+    plain = made(files).info.kv_compat
+    assert plain == made(files, Role.DECODE, max_batch=9).info.kv_compat
+    others: list[dict[str, object]] = [{"tensor_parallel": 2}, {"kv_dtype": "fp8"}, {"block_tokens": 64}, {"transceiver": "UCX"}]
+    assert len({plain, *(made(files, **other).info.kv_compat for other in others)}) == 5
+
+
+def test_what_cannot_be_is_named(files: ModelFiles) -> None:
+    with pytest.raises(SettingsError, match=r"trtllm.quantization: .* says FP8, not nvfp4"):
+        made(files, quantization="nvfp4")
+    with pytest.raises(SettingsError, match="which is not installed"):
+        build_engine(files, Settings(worker=WorkerSettings(engine="trtllm")), SystemClock(), Role.DECODE)
+
+
+def test_only_the_leader_of_an_engine_is_a_worker() -> None:
+    must_lead({})
+    must_lead({"OMPI_COMM_WORLD_RANK": "0", "SLURM_PROCID": "0"})
+    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"):
+        with pytest.raises(SettingsError, match="trtllm-llmapi-launch"):
+            must_lead({name: "1"})
+
+
+def test_nobody_but_the_adapter_imports_the_package_and_that_one_only_when_it_is_asked_to() -> None:
+    for path in [*(ROOT / "services").rglob("*.py"), *(ROOT / "schemas").rglob("*.py")]:
+        tree = ast.parse(path.read_text())
+        imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not any(name.split(".")[0] == "tensorrt_llm" for name in imported), path
+    named = [path for path in (ROOT / "services").rglob("*.py") if 'import_module("tensorrt_llm' in path.read_text()]
+    assert [path.name for path in named] == ["api.py"]
+    body = ast.parse(named[0].read_text()).body
+    assert not any("import_module" in ast.unparse(node) for node in body if not isinstance(node, ast.FunctionDef))

@@ -1,9 +1,10 @@
 """Does this machine's GPU compute, hand over, cancel and cache as it should, and how fast? A few minutes, one table.
 
-    python bench/gpu_smoke.py [--model NAME] [--device cuda] [--engine torch]
+    python bench/gpu_smoke.py [--model NAME] [--device cuda] [--engine torch|tensorrt-llm]
 
 Two engines in this process hand over to each other. A token passes when transformers, on the same device and in the same
 precision, finds none likelier by more than `--tie` logits: in bfloat16 nearly equal ones change places with the shape of a batch.
+TensorRT-LLM's checks are others (`gpu_smoke_trtllm.py`); `--device`, `--dtype`, `--kv-blocks` and `--tie` mean nothing to them.
 Exit code 0: all checks passed; 1: one failed; 77: skipped, there is no GPU.
 """
 
@@ -227,7 +228,7 @@ async def smoke(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=["torch"], default="torch")
+    parser.add_argument("--engine", choices=["torch", "tensorrt-llm"], default="torch")
     parser.add_argument("--model", default=Settings().model)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to try this script")
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
@@ -237,7 +238,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         print("skipped: no GPU")
         return SKIPPED
-    return asyncio.run(smoke(options))
+    return asyncio.run(trtllm(options) if options.engine == "tensorrt-llm" else smoke(options))
+
+
+async def trtllm(options: argparse.Namespace) -> int:
+    """Two engines on one GPU, each with a third of what its weights leave; the timeout is short, so that an orphan is."""
+    from bench import gpu_smoke_trtllm
+    from schemas.state import Role
+    from services.engine.trtllm_engine.build import build as build_trtllm
+
+    settings = Settings().trtllm.model_copy(update={"kv_fraction": 0.3, "transfer_timeout_s": 20.0})
+    files = ModelStore(Settings().home_dir).open(options.model)
+    clock = SystemClock()
+    return await gpu_smoke_trtllm.smoke(lambda role: build_trtllm(files, settings, clock, Role(role)), 20.0)
 
 
 if __name__ == "__main__":

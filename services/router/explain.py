@@ -145,7 +145,8 @@ def _why_not(worker: Worker, pool: Pool, request: Request) -> str:
         return "draining"
     if worker.degraded:
         return "degraded"
-    blocks = request.blocks(pool.block_tokens) if worker.role is Role.PREFILL else request.room(pool.block_tokens)
+    room = request.room(pool.block_tokens, to_end=pool.to_end)
+    blocks = request.blocks(pool.block_tokens) if worker.role is Role.PREFILL else room
     if request.tokens >= worker.context_length or blocks > worker.kv_total:
         return "too_small"
     return "no_credit"

@@ -160,10 +160,11 @@ def _draw(candidates: Candidates, absolute: float, relative: float, random: Rand
 def _first(pool: Pool, request: Request) -> Pool:
     """`pool` with one worker a phase that is large enough, the same whoever asks. It makes room, so it counts as empty."""
     prefill = _able(pool.well(Role.PREFILL), request, request.blocks(pool.block_tokens))
-    decode, both = (_able(pool.well(role), request, request.room(pool.block_tokens)) for role in (Role.DECODE, Role.BOTH))
+    room = request.room(pool.block_tokens, to_end=pool.to_end)
+    decode, both = (_able(pool.well(role), request, room) for role in (Role.DECODE, Role.BOTH))
     pair = [min(prefill), min(decode)] if prefill and decode else []
     alone = [] if pair else sorted(both if prefill else {**both, **decode})[:1]
-    one = Pool(pool.kv_compat, pool.weights, pool.block_tokens, pool.token_s)
+    one = Pool(pool.kv_compat, pool.weights, pool.block_tokens, pool.token_s, to_end=pool.to_end)
     for process in pair + alone:
         worker = (prefill | decode | both)[process]
         one.put(replace(worker, queued=0, running=0, decode_slots=1, kv_blocks=worker.kv_total))

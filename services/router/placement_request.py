@@ -18,7 +18,8 @@ class Request:
     `suspect`: it may kill its worker, so all such jobs of a pool go to one worker, one after another. `branches`: of several open
     choices, how much each has generated; `tokens` counts the longest. `hits`: by process, how many leading blocks of the prompt
     lie in its prefix cache. `patience`: seconds that it may still wait for a better worker than those with credit. `urgent`:
-    workers compute it before others that did not come long ago.
+    workers compute it before others that did not come long ago. `to_come`: how many tokens it may still generate, all choices
+    together.
     """
 
     tokens: int
@@ -28,20 +29,27 @@ class Request:
     hits: Mapping[str, int] = field(default_factory=dict)
     patience: float = 0.0
     urgent: bool = False
+    to_come: int = field(default=0, compare=False)
 
     @classmethod
     def of(cls, job: Job, hits: Mapping[str, int] | None = None, patience: float = 0.0) -> Request:
         generated = tuple(len(choice.generated) for choice in job.open_choices)
         branches = generated if len(generated) > 1 else ()
-        urgent = job.tier is Tier.ENTERPRISE
-        return cls(job.prompt_tokens + max(generated), job.weights, job.suspect, branches, hits or {}, patience, urgent)
+        urgent, to_come = job.tier is Tier.ENTERPRISE, sum(job.sampling.max_tokens - each for each in generated)
+        tokens = job.prompt_tokens + max(generated)
+        return cls(tokens, job.weights, job.suspect, branches, hits or {}, patience, urgent, to_come)
 
     def blocks(self, block_tokens: int) -> int:
         """KV blocks that its tokens fill."""
         return -(-self.tokens // block_tokens)
 
-    def room(self, block_tokens: int) -> int:
-        """Blocks to reserve: the prompt's, once, and for each choice what it has generated and one to write next."""
+    def room(self, block_tokens: int, *, to_end: bool = False) -> int:
+        """Blocks to reserve: the prompt's, once, and for each choice what it has generated and one to write next.
+
+        `to_end`: all that it may ever need, for engines that begin only what they can end.
+        """
+        if to_end:
+            return -(-(self.tokens + self.to_come) // block_tokens)
         if not self.branches:
             return self.blocks(block_tokens) + 1
         prompt = self.tokens - max(self.branches)

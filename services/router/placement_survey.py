@@ -71,7 +71,7 @@ def survey(pool: Pool, request: Request, now: float, without: Set[str], *, neare
 
     `nearest`: only what may be chosen, and what is counted is counted of those that were looked at. The same is decided.
     """
-    found = Survey(pool, request.room(pool.block_tokens), _least_s(pool, request))
+    found = Survey(pool, request.room(pool.block_tokens, to_end=pool.to_end), _least_s(pool, request))
     if request.hits:
         _lend(found, request)
     prefill, decode, both = (pool.well(role, request.urgent) for role in (Role.PREFILL, Role.DECODE, Role.BOTH))

@@ -99,7 +99,8 @@ class Pool:
     """Workers of one `kv_compat` by role and process.
 
     `token_s`: the newest measurement, for those that have none. Bounds, which may be too generous: `fastest_s`, the least ever;
-    `shortest_step_s` of a decode worker, and `largest_step`, the most prompt tokens that one ever had credit for.
+    `shortest_step_s` of a decode worker, and `largest_step`, the most prompt tokens that one ever had credit for. `to_end`: their
+    engine begins only what it can end, so that room is reserved to the end.
     """
 
     kv_compat: str
@@ -109,6 +110,7 @@ class Pool:
     fastest_s: float = float("inf")
     shortest_step_s: float = float("inf")
     largest_step: int = 0
+    to_end: bool = False
     prefill: dict[str, Worker] = field(default_factory=dict)
     decode: dict[str, Worker] = field(default_factory=dict)
     both: dict[str, Worker] = field(default_factory=dict)

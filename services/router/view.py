@@ -231,7 +231,8 @@ class View:
         pools = self._pools.setdefault(state.model, {})
         pool = pools.get(state.kv_compat)
         if pool is None:
-            pool = pools[state.kv_compat] = Pool(state.kv_compat, state.weights, state.block_tokens)
+            to_end = state.capabilities.must_hand_off
+            pool = pools[state.kv_compat] = Pool(state.kv_compat, state.weights, state.block_tokens, to_end=to_end)
         pool.put(_estimate(entry, self._clock.monotonic()))
 
     def _listed(self, entry: _Entry) -> bool:

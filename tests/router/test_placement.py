@@ -359,3 +359,14 @@ def test_patience_only_delays(workers: list[Worker], tokens: int, seed: int, pat
     else:
         at_once = place(workers, Request(tokens), Random(seed))
         assert type(patient) is type(at_once)
+
+
+def test_an_engine_that_begins_only_what_it_can_end_is_given_room_to_the_end() -> None:
+    job = a_job(tokens=10, generated=(1, 2, 3))
+    request, end = Request.of(job), 10 + job.sampling.max_tokens
+    [pool] = pools([P, D])
+    pool.to_end = True
+    assert place_in([pool], request, 0.0, Random(1)) == Pair("p1", "d1", -(-end // 16))
+    [small] = pools([P, worker("d1", Role.DECODE, kv_blocks=-(-end // 16) - 1)])
+    small.to_end = True
+    assert place_in([small], request, 0.0, Random(1)) == NoCredit("no_credit")

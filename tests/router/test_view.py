@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from schemas.state import Cause, Credits, Rates, Role, WorkerState
+from schemas.state import Capabilities, Cause, Credits, Rates, Role, WorkerState
 from services.bus.silence import SILENT_S
 from services.clock import ManualClock
 from services.router.breaker import FAILURES, OPEN_S, SLOW_S
@@ -273,3 +273,8 @@ def test_slow_answers_are_failures(view: View, clock: ManualClock) -> None:
         clock.advance(SLOW_S + 0.01)
         view.settle(charge, Credits(version=version, decode_slots=4))
     assert only(view).degraded
+
+
+def test_a_pool_knows_an_engine_that_begins_only_what_it_can_end(view: View) -> None:
+    view.observe(state(capabilities=Capabilities(must_hand_off=True)))
+    assert [pool.to_end for pool in view.pools(MODEL)] == [True]

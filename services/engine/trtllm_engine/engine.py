@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class TrtllmEngine:
-    """`timeout_s`: the engine's kv_transfer_timeout_ms. `adapters`: LoRA requests by name."""
+    """`timeout_s`: the engine's kv_transfer_timeout_ms. `adapters`: LoRA requests by name. `llm`: for who checks it by hand."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class TrtllmEngine:
     ) -> None:
         self.info = info
         self.pool = BlockPool(0)
-        self._api = api
-        self._llm = llm
+        self.api = api
+        self.llm = llm
         self._clock = clock
         self._timeout_s = timeout_s
         self._shutdown_s = shutdown_s
@@ -79,7 +79,7 @@ class TrtllmEngine:
             raise
         except Exception as error:
             raise InternalError(f"the engine failed its first request: {error}") from error
-        iteration = await first_iteration(self._llm, WARM_UP_S)
+        iteration = await first_iteration(self.llm, WARM_UP_S)
         self.pool = BlockPool(iteration.total, prefix=self._mirror)
         self._books = Books(self.pool, self.info.block_tokens, self._timeout_s, self._clock)
         room = iteration.total * self.info.block_tokens
@@ -91,7 +91,7 @@ class TrtllmEngine:
         self._reports = Reports(on_step, self._break)
         self._requests = self._no_requests()
         watch = Watch(
-            self._llm,
+            self.llm,
             self._canary,
             self._books,
             self._mirror,
@@ -118,7 +118,7 @@ class TrtllmEngine:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await end(self._llm, self._shutdown_s)
+        await end(self.llm, self._shutdown_s)
         self._requests.clear()
 
     # runs
@@ -128,7 +128,7 @@ class TrtllmEngine:
         kind = Kind.WHOLE if then_decode or _to_come(spec) == 1 else Kind.CONTEXT
         self._books.begin(spec.run, len(spec.trunk) + (_to_come(spec) if kind is Kind.WHOLE else 1))
         try:
-            asked = None if kind is Kind.WHOLE else self._api.disaggregated_params(request_type="context_only")
+            asked = None if kind is Kind.WHOLE else self.api.disaggregated_params(request_type="context_only")
             result = self._generate(spec, asked, streaming=kind is Kind.WHOLE)
         except HeadraceError:
             self._books.end(spec.run)
@@ -142,7 +142,7 @@ class TrtllmEngine:
         state = checked(opaque, self.info, spec, first)
         if opaque in self._consumed:
             raise UnreadableMessage("this handoff was consumed before")
-        asked = self._api.disaggregated_params(
+        asked = self.api.disaggregated_params(
             request_type="generation_only",
             first_gen_tokens=list(state.first_gen_tokens),
             ctx_request_id=state.ctx_request_id,
@@ -186,7 +186,7 @@ class TrtllmEngine:
 
     def _no_requests(self) -> Requests:
         parts = (self.info, self._books, self._mirror, self._reports, self._clock)
-        return Requests(*parts, self._timeout_s, self._api.request_error, self._break)
+        return Requests(*parts, self._timeout_s, self.api.request_error, self._break)
 
     def _admit(self, spec: RunSpec, first: Collection[FirstToken] = ()) -> None:
         if self._broken is not None:
@@ -199,9 +199,9 @@ class TrtllmEngine:
 
     def _generate(self, spec: RunSpec, disaggregated: Any, *, streaming: bool) -> Result:
         try:
-            return self._llm.generate_async(
+            return self.llm.generate_async(
                 list(spec.trunk),
-                sampling_params(self._api, spec.sampling, len(spec.choices[0].generated), self.info.eos_ids),
+                sampling_params(self.api, spec.sampling, len(spec.choices[0].generated), self.info.eos_ids),
                 streaming=streaming,
                 lora_request=None if spec.adapter is None else self._adapters[spec.adapter],
                 disaggregated_params=disaggregated,

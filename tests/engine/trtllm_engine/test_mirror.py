@@ -124,9 +124,8 @@ def test_a_gap_clears_everything_and_raises_the_epoch() -> None:
 def test_ranks_count_their_events_apart() -> None:
     mirror, events = told()
     for rank in (1, 2, 1, 2):
-        mirror.on_event(
-            {"event_id": (rank == 1) * 1000 + events.number // 2, "data": {"type": "updated"}, "attention_dp_rank": rank}
-        )
+        number = (rank == 1) * 1000 + events.number // 2
+        mirror.on_event({"event_id": number, "data": {"type": "updated"}, "attention_dp_rank": rank})
         events.number += 1
     assert mirror.epoch == 0
 

@@ -50,7 +50,7 @@ async def until(condition: Callable[[], object], limit: float = LIMIT_S) -> floa
     """How long it took. Raises TimeoutError."""
     started = time.perf_counter()
     async with asyncio.timeout(limit):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     return time.perf_counter() - started
 

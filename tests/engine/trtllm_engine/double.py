@@ -354,7 +354,7 @@ class LLM:
         from tests.engine.trtllm_engine.simulator import Executor
 
         for name in kwargs:
-            if name not in argument_names() | {"cache_transceiver_config"}:
+            if name not in argument_names():
                 raise ValueError(f"LLM got invalid argument: {name}")
         self._skip_tokenizer = skip_tokenizer_init
         self._executor = Executor(self.world, kwargs)

@@ -27,6 +27,16 @@ def test_without_the_wheel_it_is_skipped_and_never_passed(tmp_path: Path, capsys
     assert "passed" not in said
 
 
+def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "trtllm", "--package", str(package.write(tmp_path / "same"))]) == 0
+    assert capsys.readouterr().out.endswith("passed\n")
+    other = package.write(tmp_path / "other", lambda name, text: text.replace("1.2.1", "1.3.0"))
+    assert main(["verify", "trtllm", "--package", str(other)]) == 1
+    said = capsys.readouterr().out
+    assert "BAD version" in said
+    assert said.endswith("failed\n")
+
+
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [

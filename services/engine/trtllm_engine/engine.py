@@ -73,18 +73,25 @@ class TrtllmEngine:
 
     async def warm_up(self) -> None:
         try:
+            iteration = await self._first_request()
+        except HeadraceError:
+            await end(self.llm, self._shutdown_s)
+            raise
+        self.pool = BlockPool(iteration.total, prefix=self._mirror)
+        self._books = Books(self.pool, self.info.block_tokens, self._timeout_s, self._clock)
+        room = iteration.total * self.info.block_tokens
+        self.info = replace(self.info, context_length=min(self.info.context_length, room))
+        _log.info("TensorRT-LLM answers; its KV pool has %d blocks of %d tokens", iteration.total, self.info.block_tokens)
+
+    async def _first_request(self) -> Iteration:
+        try:
             if not await self._canary.run(WARM_UP_S):
                 raise Unavailable(f"the engine did not answer its first request in {WARM_UP_S:.0f} s")
         except HeadraceError:
             raise
         except Exception as error:
             raise InternalError(f"the engine failed its first request: {error}") from error
-        iteration = await first_iteration(self.llm, WARM_UP_S)
-        self.pool = BlockPool(iteration.total, prefix=self._mirror)
-        self._books = Books(self.pool, self.info.block_tokens, self._timeout_s, self._clock)
-        room = iteration.total * self.info.block_tokens
-        self.info = replace(self.info, context_length=min(self.info.context_length, room))
-        _log.info("TensorRT-LLM answers; its KV pool has %d blocks of %d tokens", iteration.total, self.info.block_tokens)
+        return await first_iteration(self.llm, WARM_UP_S)
 
     def start(self, on_step: OnStep) -> None:
         self._ended = asyncio.get_running_loop().create_future()

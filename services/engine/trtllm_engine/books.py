@@ -12,7 +12,7 @@ from services.kv.pool import BlockPool, PoolExhausted
 
 _UNTRACKED = UntrackedHolder(0)
 LEASES = 2.0
-"""Transfer timeouts after which a pinned handoff is given up in the books, should the engine never say what it uses."""
+"""Transfer timeouts after which a pinned handoff is given up in the books, should the engine no longer say what it uses."""
 
 
 class Books:
@@ -65,6 +65,9 @@ class Books:
                 break
             explained -= size
             self._unpin(run)
+        now = self._clock.monotonic()
+        for run in self._pinned:
+            self._pool.renew(PinnedHolder(run), now + LEASES * self._timeout_s, now=now)
         self._track(max(0, used - explained))
 
     @property

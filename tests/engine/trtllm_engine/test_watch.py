@@ -8,7 +8,7 @@ import pytest
 
 from schemas.lifecycle import State
 from schemas.state import Role
-from services.clock import SystemClock
+from services.clock import ManualClock, SystemClock
 from services.engine.protocol import EngineWorn
 from services.engine.trtllm_engine.books import Books
 from services.engine.trtllm_engine.shutdown import end
@@ -110,6 +110,23 @@ async def test_an_engine_that_stands_still_shows_it() -> None:
 
 
 # the books
+
+
+def test_a_handoff_stays_in_the_books_as_long_as_the_engine_says_so() -> None:
+    clock = ManualClock()
+    pool = BlockPool(20)
+    books = Books(pool, 4, 10.0, clock)
+    books.begin(1, 12)
+    books.pin(1)
+    for _ in range(5):
+        clock.advance(9.0)
+        books.observe(3)
+        pool.expire(clock.monotonic())
+        assert pool.held == 3
+    assert books.overdue
+    clock.advance(21.0)
+    assert not books.pinned, "the engine says nothing any more"
+    assert pool.held == 0
 
 
 def test_the_books_never_call_fewer_blocks_used_than_the_engine() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
@@ -35,8 +36,9 @@ def _try(operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode, mode
     @_SAME_EACH_TIME
     @given(case=operation.as_strategy(generation_mode=mode))
     def answered(case: Case) -> None:
-        if isinstance(case.body, dict):
-            _may_be_served(case.body, model)
+        for part in (case.body, case.query):  # `/ready` of another model is 503, as it has to be
+            if isinstance(part, MutableMapping):
+                _may_be_served(part, model)
         response = case.call(timeout=60)
         statuses[response.status_code] += 1
         case.validate_response(response, checks=[not_a_server_error])
@@ -48,7 +50,7 @@ def _try(operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode, mode
     return statuses
 
 
-def _may_be_served(body: dict[str, Any], model: str) -> None:
+def _may_be_served(body: MutableMapping[str, Any], model: str) -> None:
     """A generated request for our model, and short: else all would end at the model's name, or take a whole context each."""
     if isinstance(body.get("model"), str):
         body["model"] = model

@@ -56,7 +56,7 @@ constraints: $(VENV)/.dev
 	@mv constraints.new constraints.txt
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-llama-index build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 # .venv/.local and .venv/.dev are written when everything for `make up`, or for the tests, is installed. .venv/.installing
 # stands there meanwhile: a .venv that an earlier run left half-made, or whose Python is gone, is made anew.

@@ -1,4 +1,4 @@
-"""LlamaIndex as a client, in an environment of its own (`test_llama_index.py`): asks the edge at argv[1], prints what it got as JSON.
+"""LlamaIndex as a client, in an environment of its own (`test_llama_index.py`): asks an edge, prints what it got as JSON.
 
 `OpenAILike`: LlamaIndex' `OpenAI` knows OpenAI's own models only.
 """

@@ -1,4 +1,4 @@
-"""Clients as people have them: LangChain, LlamaIndex and `curl`, each with its own idea of the API, over real HTTP."""
+"""Clients as people have them: LangChain and `curl`, each with its own idea of the API, over real HTTP."""
 
 from __future__ import annotations
 
@@ -105,24 +105,6 @@ async def test_langchain_over_the_responses_api_gets_a_clear_answer(edge: Edge) 
     """An application without a database has none; it must not look like a broken server."""
     with pytest.raises(openai.NotFoundError):
         await edge.langchain(use_responses_api=True).ainvoke("hi")
-
-
-async def test_llama_index(edge: Edge) -> None:
-    """`OpenAILike`: its `OpenAI` knows OpenAI's own models only."""
-    like = pytest.importorskip(
-        "llama_index.llms.openai_like", reason="llama-index needs openai<3, and so an environment of its own"
-    )
-    from llama_index.core.llms import ChatMessage  # type: ignore[import-not-found, unused-ignore]
-
-    edge.api.jobs.default = says("hel", "lo")
-    llm = like.OpenAILike(
-        model=MODEL, api_base=edge.base, api_key="unused", is_chat_model=True, is_function_calling_model=True, max_retries=0
-    )
-    assert (await llm.achat([ChatMessage(role="user", content="hi")])).message.content == "hello"
-    text = "".join([chunk.delta or "" async for chunk in await llm.astream_chat([ChatMessage(role="user", content="hi")])])
-    assert text == "hello"
-    raw = like.OpenAILike(model=MODEL, api_base=edge.base, api_key="unused", is_chat_model=False, max_tokens=20, max_retries=0)
-    assert (await raw.acomplete("hi")).text == "hello"
 
 
 async def curl(*arguments: str) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""LlamaIndex against the edge, over real HTTP. It needs openai<3, and we test with the newest: so it gets an environment of its own."""
+"""LlamaIndex against the edge, over real HTTP. It needs openai<3, and we test with a newer one: it gets its own environment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def python() -> Path:
     if not ready.exists():
         try:
             subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, timeout=120)
-            subprocess.run([str(interpreter), "-m", "pip", "install", "-q", PACKAGE], check=True, timeout=400, capture_output=True)
+            subprocess.run([str(interpreter), "-m", "pip", "install", "-q", PACKAGE], check=True, timeout=400)
         except subprocess.SubprocessError as error:
             if os.environ.get("CI") in ("true", "1"):
                 raise

@@ -40,13 +40,13 @@ def read_question(data: bytes, wall: float, random: Random) -> Job:
 
 
 def _job(asked: Question, wall: float, random: Random) -> Job:
-    ids = asked.tokens if isinstance(asked.tokens, list) else random.choices(range(2**32), k=asked.tokens)
+    prompt = pack_ids(asked.tokens) if isinstance(asked.tokens, list) else random.randbytes(4 * asked.tokens)
     edge = process_id("explain", wall, random)
     return Job(
         job=job_id(random),
         attempt=1,
         model=asked.model,
-        prompt=pack_ids(ids),
+        prompt=prompt,
         sampling=Sampling(seed=0, max_tokens=1),
         deadlines=Deadlines(stamp=wall, total=asked.first_token_s, queue=asked.queue_s, first_token=asked.first_token_s),
         reply_to=edge,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from random import Random
 
 import pytest
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from schemas.placement import Accepted, Queue, Refused
 from schemas.state import QueueReport, Role
 from services.bus.typed import send
 from services.router.dispatch import NotTaken, Outcome
+from services.router.question import MOST_TOKENS, read_question
 from tests.router.fakes import MODEL, SUBJECTS, a_job, a_process
 from tests.router.harness import House
 
@@ -119,6 +121,25 @@ async def test_asking_of_a_model_that_nobody_serves_leaves_nothing_behind(house:
     for number in range(10):
         house.routers[0].explainer.answer(a_question(model=f"nobody-{number}"))
     assert not house.routers[0].entry._gates
+
+
+async def test_a_long_prompt_is_not_drawn_token_by_token() -> None:
+    """A router draws from the system, a call a number: a million of them held everything up for two seconds."""
+
+    class Counted(Random):
+        calls = 0
+
+        def getrandbits(self, k: int, /) -> int:
+            self.calls += 1
+            return super().getrandbits(k)
+
+        def random(self) -> float:
+            self.calls += 1
+            return super().random()
+
+    random = Counted(1)
+    assert read_question(a_question(tokens=MOST_TOKENS), 1e9, random).prompt_tokens == MOST_TOKENS
+    assert random.calls < 100
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,10 @@ class StoreUnavailable(Unavailable):
     code = "store_unavailable"
 
 
+class NoWorker(Unavailable):
+    """Nobody serves the model now. To a caller that is no capacity."""
+
+
 class Overloaded(Unavailable):
     code = "overloaded"
 

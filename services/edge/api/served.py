@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from schemas.errors import BusUnavailable, Unavailable
+from schemas.errors import BusUnavailable, NoWorker
 from schemas.state import ModelCard
 from services.clock import Clock
 from services.edge.api.ports import Jobs, TextModel
@@ -48,11 +48,11 @@ class Served:
         return self if model == self.text.name else replace(self, text=self.texts[model])
 
     def card(self) -> ModelCard:
-        """What the model's workers offer. Raises `BusUnavailable`, `Unavailable`."""
+        """What the model's workers offer. Raises `BusUnavailable`, `NoWorker`."""
         model = self.text.name
         card = self.jobs.card(model)
         if card is None and not self.jobs.connected:
             raise BusUnavailable("The service is reconnecting.", retry_after=1.0)
         if card is None:
-            raise Unavailable("No worker serves this model now.", retry_after=self.jobs.retry_after(model))
+            raise NoWorker("No worker serves this model now.", retry_after=self.jobs.retry_after(model))
         return card

@@ -15,6 +15,7 @@ from schemas.errors import (
     InvalidRequest,
     ModelLoading,
     ModelNotFound,
+    NoWorker,
     Overloaded,
     PermissionDenied,
     Unavailable,
@@ -22,6 +23,7 @@ from schemas.errors import (
 from services.selection import AUTO, AutoSettings, Features, Reason, SelectionSettings, Size
 
 _REASONS: dict[type[HeadraceError], Reason] = {
+    NoWorker: "no_worker",
     ModelLoading: "no_worker",
     Unavailable: "no_capacity",
     Overloaded: "no_capacity",

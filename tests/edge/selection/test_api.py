@@ -222,6 +222,16 @@ async def test_models_without_workers_are_not_even_asked() -> None:
     assert len(edge.jobs.handles) == 1
 
 
+async def test_a_model_without_workers_is_not_one_without_capacity() -> None:
+    selection = SelectionSettings.model_validate({"fallback": {"c": {"to": ["a"], "on": ["no_capacity"]}}})
+    edge = Api(MODELS, selection)
+    edge.jobs.alive = {"a"}
+    response = await edge.post(model="c")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "no_capacity")
+    assert chosen(response) == ("c", "named")
+    assert not edge.jobs.handles
+
+
 async def test_who_is_not_needed_is_not_passed_over() -> None:
     edge = api()
     edge.jobs.alive = {"c", "a"}

@@ -64,6 +64,17 @@ async def test_a_worker_that_is_gone_is_not_waited_for_where_another_model_answe
                 handle.cancel()
 
 
+async def test_once_it_was_taken_nobody_else_answers_so_a_worker_is_waited_for(cluster: Cluster) -> None:
+    cluster.answers = [cluster.accept(1), Queue(router=ROUTER, reason=NO_WORKER)]
+    handle = cluster.edge.start(replace(draft(), elsewhere=True))
+    await handle.admitted()
+    cluster.die(PREFILL)
+    await cluster.submitted(2)
+    await until(lambda: handle._job.waits)
+    assert await cluster.queue.pull("hr.jobs.>", "all") is not None
+    handle.cancel()
+
+
 async def test_routers_that_stay_silent_are_given_up(cluster: Cluster) -> None:
     handle = cluster.edge.start(draft())
     with pytest.raises(Unavailable):

@@ -66,7 +66,7 @@ class Submission:
                 return None
             case _ if job.run:
                 return None  # the submit was delivered twice, and the other one was accepted
-            case Queue() if answer.reason == NO_WORKER and job.draft.elsewhere and not job.owned:
+            case Queue() if answer.reason == NO_WORKER and job.draft.elsewhere and not job.admitted:
                 return AttemptEnd("no_worker", ModelLoading(_NO_CAPACITY), final=True)
             case Queue() if not job.owned:
                 return await self._enqueue(job, self._wire.bus.dialect.encode(message))

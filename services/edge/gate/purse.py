@@ -110,14 +110,15 @@ class Purse:
         surplus = self.free if self.recall or idle else max(0, self.free - 2 * self._slice - self.waiting)
         self.free -= surplus
         if surplus:
+            self.stale = True
             self.short_until = -math.inf  # there is room: we made it
         want = 0
         if not idle and now >= self.short_until and (self.waiting or self.low(now)):
             want = max(0, self.waiting + self._slice - self.free)
         due = self.held > 0 and now > self.asked + _RENEW_S
-        if not (want or surplus or charges or self.recall or self.stale or due):
+        if not (want or charges or self.recall or self.stale or due):
             return None
-        self.asked, self.stale = now, False
+        self.asked = now
         return Ask(self.owner, self.window, self.limit, self.held - sum(charges.values()), want, charges)
 
     def take(self, ask: Ask, got: Got, now: float) -> None:
@@ -129,6 +130,7 @@ class Purse:
                 del self.charges[job]
         self.free += got.granted
         self.spent = got.spent
+        self.stale = self.held < ask.keep + got.granted  # something was handed over meanwhile
         self.recall = self.recall and ask.limit != self.limit
         self.lent_until = self.asked + LEASE_S - _MARGIN_S
         self.short_until = now + _SHORT_S if got.granted < ask.want else -math.inf

@@ -58,6 +58,39 @@ def test_what_was_handed_over_is_told_at_once() -> None:
     assert one.free == 100, "what it used is gone: nobody else is granted it"
 
 
+@pytest.mark.parametrize("end", ["handed over", "given back"])
+def test_what_was_told_in_vain_is_told_again(end: str) -> None:
+    one = purse()
+    one.waiting = 10
+    given(one, 0.0, 10)
+    one.waiting = 0
+    if end == "handed over":
+        assert one.grant(10, 0.0)
+        one.hand_over(10)
+    for now in (25.0, 25.25):  # the database could not be asked: others would wait for the end of the lease
+        told = one.ask(now)
+        assert told is not None
+        assert (told.keep, told.want) == (0, 0)
+    one.take(told, Got(0, 0), 25.25)
+    assert one.empty
+    assert one.ask(25.5) is None
+
+
+def test_what_is_handed_over_during_an_exchange_is_told_with_the_next() -> None:
+    one = purse()
+    one.waiting = 10
+    given(one, 0.0, 110)
+    one.waiting = 0
+    assert one.grant(10, 0.0)
+    ask = one.ask(11.0)
+    assert ask is not None
+    one.hand_over(10)
+    one.take(ask, Got(0, 0), 11.1)
+    later = one.ask(11.2)
+    assert later is not None
+    assert later.keep == ask.keep - 10
+
+
 def test_an_idle_edge_gives_back_what_it_does_not_use() -> None:
     one = purse()
     one.waiting = 10

@@ -95,6 +95,23 @@ async def test_edges_hear_of_it_also_those_that_start_later(own_nats_server: Nat
             await until(lambda: asked in third)
 
 
+async def test_an_entry_that_is_none_hides_no_other(own_nats_server: NatsServer) -> None:
+    asked = draft()
+    async with edge(own_nats_server, "e1") as first:
+        first.add(asked)
+        bus = await connect(own_nats_server.url, process("operator"), "operator")
+        registry = KvRegistry(JetStream(bus, timeout=PATIENCE_S), QUARANTINE_BUCKET)
+        async with asyncio.timeout(PATIENCE_S):
+            while not await registry.entries():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await registry.put("0", {"until": "soon"})
+        async with edge(own_nats_server, "e2") as second:
+            await until(lambda: asked in second)
+            second.add(other := replace(draft(), prompt=pack_ids([9])))
+            await until(lambda: other in first)
+        await bus.close()
+
+
 async def test_an_operator_lifts_it(own_nats_server: NatsServer) -> None:
     asked = draft()
     async with edge(own_nats_server, "e1") as first:

@@ -28,6 +28,7 @@ class Held:
             raise NotFound(f"There is no job {job[:64]!r} here.")
         for run in runs:
             self._worker.drop(run, State.CANCELLED, BY_OPERATOR)
+            run.ending = (State.CANCELLED, BY_OPERATOR)  # also of one that was to go on elsewhere
         return CancelAnswer(job=job)
 
 

@@ -38,3 +38,17 @@ async def test_a_run_that_computes_its_prompt_is_ended_too() -> None:
         await until(lambda: r.edge.ended(run))
         assert (r.edge.ended(run), r.edge.reason(run)) == (State.CANCELLED, BY_OPERATOR)
         await until(lambda: not len(r.prefill.runs))
+
+
+async def test_a_run_that_was_to_go_on_elsewhere_is_ended_instead() -> None:
+    async with rig(decode=Timing(decode_step_s=0.05)) as r:
+        job = r.job(max_tokens=200)
+        run, _ = await r.submit(job)
+        held = Held(r.decode)
+        await until(lambda: any(one.state is State.DECODING for one in held.jobs()))
+        [moving] = r.decode.runs
+        r.decode.drop(moving, State.RETRY, "draining")
+        held.cancel(job.job)
+        await until(lambda: r.edge.ended(run))
+        assert (r.edge.ended(run), r.edge.reason(run)) == (State.CANCELLED, BY_OPERATOR)
+        await until(r.clean)

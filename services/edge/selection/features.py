@@ -11,8 +11,8 @@ from services.selection import Features
 
 HINT_HEADER = "x-headrace-hint"
 HINT_KEY = "headrace_hint"
-_LOOKED_AT = 65_536
-"""Characters of each text in which code is looked for: this runs on the event loop."""
+_LOOKED_AT, _LOOKED_AT_OF_ALL = 65_536, 262_144
+"""Characters of each text, and of all, in which code is looked for: this runs on the event loop."""
 _CODE_LINE = re.compile(
     r"^(?:.*[;{}]|[ \t]*(?:async |public |static |export )*(?:def|class|for|if|elif|else|while|with|try|fn|func|function)\b"
     r".*[:({])[ \t]*$",
@@ -25,12 +25,24 @@ def of_messages(messages: Iterable[Mapping[str, Any]], hint: str, *, tools: bool
     messages = list(messages)
     texts = [text for message in messages for text in _texts(message)]
     turns = sum(message.get("role") == "user" for message in messages)
-    return Features(sum(map(len, texts)), turns, any(map(looks_like_code, texts)), tools, hint)
+    return Features(sum(map(len, texts)), turns, _some_code(texts), tools, hint)
 
 
 def of_texts(texts: Sequence[str], hint: str) -> Features:
     """Of raw prompts."""
-    return Features(sum(map(len, texts)), 1, any(map(looks_like_code, texts)), hint=hint)
+    return Features(sum(map(len, texts)), 1, _some_code(texts), hint=hint)
+
+
+def _some_code(texts: Sequence[str]) -> bool:
+    """The newest text first."""
+    left = _LOOKED_AT_OF_ALL
+    for text in reversed(texts):
+        if left <= 0:
+            return False
+        if looks_like_code(text[:left]):
+            return True
+        left -= min(len(text), _LOOKED_AT)
+    return False
 
 
 def looks_like_code(text: str) -> bool:

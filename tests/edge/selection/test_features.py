@@ -53,3 +53,9 @@ def test_counts() -> None:
     assert (found.characters, found.turns, found.code, found.tools, found.hint) == (13, 2, False, True, "legal")
     assert of_texts(["ab", C], "").code
     assert (of_texts(["ab", "cde"], "").characters, of_texts(["ab"], "").turns) == (5, 1)
+
+
+def test_of_many_texts_only_so_much_is_looked_at() -> None:
+    filler = ["word " * 13_000] * 64
+    assert of_texts([*filler, C], "").code, "the newest"
+    assert not of_texts([C, *filler], "").code

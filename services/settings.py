@@ -32,6 +32,7 @@ LONGEST_S = 1e7
 LARGEST = 2**31 - 1
 """No count of ours is larger, so that each fits into any message."""
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
+Name = Annotated[str, Field(min_length=1)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 STORE_SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "file")
 _OTHER_VARIABLES = frozenset({"HEADRACE_CONFIG", "HEADRACE_URL"})
@@ -262,8 +263,8 @@ class Settings(BaseSettings):
     )
 
     home: Path = Path("~/.cache/headrace")
-    model: str = "smollm2-135m-instruct"
-    models: Annotated[tuple[str, ...], NoDecode] = ()
+    model: Name = "smollm2-135m-instruct"
+    models: Annotated[tuple[Name, ...], NoDecode] = ()
     schema_version: int = Field(SCHEMA, ge=OLDEST_SCHEMA, le=SCHEMA)
     alive_file: Path | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

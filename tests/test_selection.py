@@ -94,6 +94,10 @@ def test_models_as_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert load().served_names == ("d", "f")
     monkeypatch.setenv("HEADRACE_MODEL", "d")
     assert load().model == "d"
+    for nameless in ("d, ", '["d", ""]'):
+        monkeypatch.setenv("HEADRACE_MODELS", nameless)
+        with pytest.raises(SettingsError, match=r"models\.1"):
+            load()
 
 
 def test_one_model_is_what_it_was() -> None:

@@ -137,7 +137,7 @@ class Purse:
 
     @property
     def empty(self) -> bool:
-        return not (self.held or self.waiting)
+        return not (self.held or self.waiting or self.stale)
 
     @property
     def _slice(self) -> int:

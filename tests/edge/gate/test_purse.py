@@ -91,6 +91,21 @@ def test_what_is_handed_over_during_an_exchange_is_told_with_the_next() -> None:
     assert later.keep == ask.keep - 10
 
 
+def test_a_budget_of_which_nothing_is_held_is_not_forgotten_before_that_was_told() -> None:
+    one = purse()
+    one.waiting = 10
+    given(one, 0.0, 10)
+    one.waiting = 0
+    assert one.grant(10, 0.0)
+    ask = one.ask(25.0)
+    assert ask is not None
+    one.hand_over(10)
+    one.take(ask, Got(0, 0), 25.1)
+    assert not one.empty
+    assert given(one, 25.2, 0).keep == 0
+    assert one.empty
+
+
 def test_an_idle_edge_gives_back_what_it_does_not_use() -> None:
     one = purse()
     one.waiting = 10

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from random import Random
 
 from schemas.errors import HeadraceError, InvalidRequest, Overloaded, StoreUnavailable, UnsupportedParameter
@@ -25,6 +26,7 @@ from services.edge.detached.request import pack, unpack
 from services.edge.detached.timing import DetachedTiming
 from services.edge.gate.records import Bill
 from services.edge.jobs.draft import Draft
+from services.edge.jobs.explained import Explain
 from services.edge.jobs.handle import admitted
 from services.edge.jobs.supervisor import Supervisor
 from services.edge.store.jobs import JobStore
@@ -128,6 +130,7 @@ class DetachedJobs:
         if len(self._keeper) >= self._most:
             raise Overloaded("Too many background requests are running.", retry_after=1.0)
         self._supervisor.refuse_quarantined(draft)
+        draft = replace(draft, explain=Explain.NOTHING)  # nobody is told, so nobody waits for it
         job, since = job_id(self._random), self._clock.monotonic()
         bill = bill or Bill(model=draft.model, prompt_tokens=draft.prompt_tokens)
         await self._store.create(job, tenant, pack(draft), self._bus.process, self._timing.lease_s, bill)

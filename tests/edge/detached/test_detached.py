@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from schemas.lifecycle import State
 from schemas.placement import Queue, Refused
 from schemas.reply import FinishReason
 from schemas.state import Cause
+from services.edge.jobs.explained import Explain
 from services.edge.jobs.handle import JobCancelled
 from services.edge.store.records import JobState, Retention
 from tests.edge.cluster import DECODE, EDGE, ROUTER
@@ -64,6 +66,11 @@ async def test_a_job_is_read_as_it_comes_and_after_its_end_from_both_edges(edges
 async def test_the_message_says_that_it_is_detached(edges: Pair) -> None:
     _, owner = await begun(edges)
     assert owner.job.detached
+
+
+async def test_nobody_waits_for_why_it_is_where_it_is(edges: Pair) -> None:
+    await edges.first.detached.submit(replace(long_draft(), explain=Explain.ALL), TENANT)
+    assert not (await edges.cluster.submitted(1)).explain
 
 
 async def test_a_reader_that_leaves_stops_nothing(edges: Pair) -> None:

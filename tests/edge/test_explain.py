@@ -41,15 +41,23 @@ def test_with_a_key_nothing_is_told_of_load() -> None:
     seen = told(SAID, Explain.WORKERS)
     assert seen is not None
     assert [(one.process, one.cost, one.cached) for one in seen.candidates] == [
-        ("d1-x", None, 0),
-        ("p1-x", None, 0),
         ("p2-x", None, 16),
+        ("d1-x", None, 0),
     ]
     assert seen.why == Terms(uncached=40)
     assert not seen.passed_over
     assert (seen.prefill, seen.decode, seen.outcome) == ("p2-x", "d1-x", "placed")
     text = explain_header.value(seen).decode()
     assert not any(word in text for word in ("cost", "ttft_s", "wait_s", "load", "kv", "no_credit"))
+
+
+def test_with_a_key_it_does_not_show_who_else_has_credit() -> None:
+    others_full = replace(SAID, candidates=tuple(one for one in SAID.candidates if one.process != "p1-x"))
+    assert told(SAID, Explain.WORKERS) == told(others_full, Explain.WORKERS)
+    waits = replace(SAID, outcome="queue", reason="no_credit", prefill="", decode="", why=None)
+    seen = told(waits, Explain.WORKERS)
+    assert seen is not None
+    assert not seen.candidates
 
 
 def test_who_does_not_ask_is_told_nothing() -> None:

@@ -1,7 +1,7 @@
 """How much of a router's explanation a caller may see, and that much of it. Pure.
 
-Invariant: who showed a key, and may be one tenant of many, learns nothing of others' load: of workers their ids, of the
-prediction what is its own (tokens that are cached for it, tokens to compute).
+Invariant: who showed a key, and may be one tenant of many, learns nothing of others' load: of workers the ids of those that were
+chosen, of the prediction what is its own (tokens that are cached for it there, tokens to compute).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def told(explanation: Explanation | None, most: Explain) -> Explanation | None:
 
 
 def _without_load(said: Explanation) -> Explanation:
-    """In the order of names: the order of costs would tell who is busy, as a list of those without credit would."""
-    candidates = sorted((replace(one, cost=None) for one in said.candidates), key=lambda one: (one.process, one.does))
+    """Of the candidates those that were chosen: who is missing among all of them has no credit, and their order is that of costs."""
+    candidates = [replace(one, cost=None) for one in said.candidates if one.process in (said.prefill, said.decode)]
     why = None if said.why is None else Terms(uncached=said.why.uncached)
     return replace(said, why=why, candidates=tuple(candidates), passed_over=(), left_out=0)

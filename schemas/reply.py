@@ -78,7 +78,12 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 OWNED = "owned"
 BY_OPERATOR = "operator"
-"""Reason of a CANCELLED that nobody resumes: the client is told. From a router it names a job, and no attempt (0) or run (0)."""
+"""Reason of a CANCELLED that nobody resumes: the client is told."""
+
+
+def by_operator(job: str) -> Event:
+    """An operator ended `job`, whatever its attempt and run."""
+    return Event(run=0, job=job, attempt=0, hop=0, state=State.CANCELLED, reason=BY_OPERATOR)
 
 
 class Frames(Message, frozen=True, omit_defaults=True, kw_only=True, tag="frames"):

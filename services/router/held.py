@@ -11,7 +11,7 @@ from schemas.admin import CancelAnswer, HeldJob
 from schemas.errors import NotFound
 from schemas.job import Job
 from schemas.lifecycle import State
-from schemas.reply import BY_OPERATOR, Event, Frames
+from schemas.reply import Frames, by_operator
 from schemas.subjects import Subjects
 from services.bus.interface import Bus
 from services.bus.typed import send
@@ -38,7 +38,7 @@ class Held:
         edges = sorted(self._edges.alive())
         if not edges:
             raise NotFound("No edge is heard.")
-        event = Event(run=0, job=job, attempt=0, hop=0, state=State.CANCELLED, reason=BY_OPERATOR)
+        event = by_operator(job)
         for edge in edges:
             send(self._bus, self._subjects.reply(edge), Frames(process=self._bus.process, events=(event,)))
         return CancelAnswer(job=job, told=edges)

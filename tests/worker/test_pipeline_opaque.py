@@ -15,9 +15,11 @@ import pytest
 
 from schemas.lifecycle import State
 from schemas.placement import Accept, Refuse
+from schemas.reply import by_operator
 from schemas.state import Role
 from services.bus.memory import soon
 from services.worker.draining import drain
+from services.worker.held import Held
 from services.worker.status import status
 from tests.engine.trtllm_engine.double import EOS, World
 from tests.engine.trtllm_engine.rig import answer, build
@@ -109,6 +111,20 @@ async def test_a_cancel_that_comes_as_the_prompt_is_done_consumes_the_handoff() 
         await until(lambda: free(world, r), timeout=10.0)
         assert len(world.consumed) == 1
         assert len(world.engines[1].asked[-1].generated) <= 20
+
+
+async def test_an_operator_ends_a_job_whose_run_goes_on_to_decode() -> None:
+    """Decode, which drops the run, does not know who wanted that: its edge would resume the job."""
+    world = World(prefill_s=0.1)
+    async with pair(world) as r:
+        world.engines[0].late_abort = 10**6
+        job = r.job(max_tokens=100)
+        run, _ = await r.submit(job)
+        await until(lambda: world.engines[0].active)
+        Held(r.prefill).cancel(job.job)
+        await until(lambda: (2, State.CANCELLED) in r.edge.states(run), timeout=10.0)
+        assert by_operator(job.job) in r.edge.events
+        await until(lambda: free(world, r), timeout=10.0)
 
 
 @pytest.mark.parametrize("where", ["prefill", "decode", "both"])

@@ -29,7 +29,7 @@ def told(explanation: Explanation | None, most: Explain) -> Explanation | None:
 
 
 def _without_load(said: Explanation) -> Explanation:
-    """Of the candidates those that were chosen: who is missing among all of them has no credit, and their order is that of costs."""
+    """Of the candidates those that were chosen: who is missing among all has no credit, and their order is that of costs."""
     candidates = [replace(one, cost=None) for one in said.candidates if one.process in (said.prefill, said.decode)]
     why = None if said.why is None else Terms(uncached=said.why.uncached)
     return replace(said, why=why, candidates=tuple(candidates), passed_over=(), left_out=0)

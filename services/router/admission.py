@@ -112,13 +112,14 @@ def at_worker(tier: Tier, why: Why, left: Left) -> TurnedAway | Stays | None:
     """What becomes of new work for which a worker was chosen. None: the worker is asked.
 
     One whose first token would be late there waits for another worker, and is turned away once even an idle one would be late.
+    It may come again when this worker is done with those before it: how late it is says nothing, for it comes with new deadlines.
     KV pressure: what room decode has left is for higher tiers.
     """
     if late(why, left):
         if why.ttft_s - why.wait_s <= left.first_token_s:
             return Stays("late")
         reason = "No worker can begin this request in time."
-        return TurnedAway(Unavailable.code or "", reason, within_bounds(why.ttft_s - left.first_token_s))
+        return TurnedAway(Unavailable.code or "", reason, within_bounds(why.wait_s))
     if why.kv > BOUNDS[tier].kv and why.busy:
         return Stays("kv_pressure")
     return None

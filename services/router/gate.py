@@ -2,7 +2,7 @@
 
 Owns each tier's pace, and which lanes are closed to which tier until when. Invariants: a Retry-After is a promise of this router:
 until then it turns that lane's jobs of that tier away, so nobody takes the room they were told to wait for; after it they are
-judged anew. Lanes close and open at times of their own, so that room is always somebody's.
+judged anew, however many asked meanwhile. Lanes close and open at times of their own, so that room is always somebody's.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ class Gate:
     def enter(self, tier: Tier, lane: int, waiting: Waiting, left: Left, now: float, others: float = 1.0) -> TurnedAway | None:
         """One new job asks. None: it may be placed, or wait."""
         self._pace(tier).offered(now)
+        opens = self._closed.get((tier, lane), now)
         away = self.ask(tier, lane, waiting, left, now, others)
-        if away is not None:
+        # A closed lane is not closed again: who comes in its last second is told a whole one, and it would never open.
+        if away is not None and opens <= now:
             self.close(tier, lane, now + away.retry_after)
         return away
 

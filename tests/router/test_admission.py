@@ -68,9 +68,19 @@ def test_a_first_token_that_comes_too_late_is_no_work_for_a_busy_worker() -> Non
     assert at_worker(Tier.PAID, why(ttft_s=9.0, wait_s=8.0), left) == Stays("late"), "another worker may be free in time"
     away = at_worker(Tier.PAID, why(ttft_s=9.0), left)
     assert isinstance(away, TurnedAway)
-    assert (away.code, away.retry_after) == ("no_capacity", 7.0)
+    assert away.code == "no_capacity"
     assert at_worker(Tier.PAID, why(ttft_s=1.9), left) is None
     assert at_worker(Tier.PAID, why(ttft_s=9.0, wait_s=0.0), left) is None, "an idle worker is as fast as it gets"
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "waited_s", "expected"), [(0.1, 0.0, SHORTEST_S), (6.5, 0.0, 6.5), (6.5, 60.0, 6.5), (500.0, 0.0, LONGEST_S)]
+)
+def test_who_is_late_may_come_again_when_the_worker_is_done_with_others(wait_s: float, waited_s: float, expected: float) -> None:
+    """However late it is: it comes again with new deadlines."""
+    away = at_worker(Tier.FREE, why(ttft_s=wait_s + 9.0, wait_s=wait_s), Left(first_token_s=2.0 - waited_s))
+    assert isinstance(away, TurnedAway)
+    assert away.retry_after == expected
 
 
 def test_what_kv_has_left_is_kept_for_higher_tiers_while_more_will_be_free() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.job import Tier
-from services.router.admission import Left
+from services.router.admission import SHORTEST_S, Left
 from services.router.gate import Gate
 from services.router.pace import ENOUGH, WINDOW_S, Pace
 
@@ -51,6 +51,22 @@ def test_a_promise_is_kept_and_holds_for_its_lane_and_tier_only() -> None:
     assert gate.enter(Tier.FREE, 2, empty, LEFT, now + 4.0) is None
     assert gate.enter(Tier.PAID, 1, empty, LEFT, now + 4.0) is None
     assert gate.enter(Tier.FREE, 1, empty, LEFT, now + away.retry_after) is None
+
+
+def test_a_lane_opens_when_it_was_promised_however_many_ask_before() -> None:
+    """Found by a trace: who came in a lane's last second was told a whole one, and closed it for that long, over and over.
+    A lane that was never a second without a caller stayed closed while nobody waited."""
+    gate, waiting, now = backlogged(20, 0.5)
+    first = gate.enter(Tier.FREE, 1, waiting, LEFT, now)
+    assert first is not None
+    empty: dict[str, dict[int, int]] = {}
+    opens = now + first.retry_after
+    while now + 0.1 < opens:
+        now += 0.1
+        away = gate.enter(Tier.FREE, 1, empty, LEFT, now)
+        assert away is not None
+        assert away.retry_after == max(SHORTEST_S, opens - now)
+    assert gate.enter(Tier.FREE, 1, empty, LEFT, opens) is None
 
 
 def test_asking_changes_nothing() -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.bodies import write_bodies
-from bench.stack import Stack, build_load, run_load, stack
+from bench.stack import Stack, build_load, run_load, spent_each, stack
 
 SETTINGS = {
     "HEADRACE_SCRIPTED__BLOCK_TOKENS": "64",  # the prompt fills one block
@@ -75,14 +75,12 @@ def one_round(running: Stack, load: Path, two: Path, long: Path) -> Round:
         second_ms=single["itl_ms"]["p50"],
         requests_s=short["rps"],
         tokens_s=streamed["tok_s"],
-        cpu_per_request=_per(before, between, short["n"]),
-        cpu_per_token=_per(between, after, streamed["tokens"]),
+        cpu_per_request=with_all(spent_each(before, between, short["n"])),
+        cpu_per_token=with_all(spent_each(between, after, streamed["tokens"])),
     )
 
 
-def _per(before: dict[str, float], after: dict[str, float], count: int) -> dict[str, float]:
-    """CPU microseconds a unit, by process and in all."""
-    each = {name: 1e6 * (after[name] - before[name]) / count for name in before}
+def with_all(each: dict[str, float]) -> dict[str, float]:
     return {**each, "all": sum(each.values())}
 
 

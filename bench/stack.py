@@ -31,7 +31,7 @@ class Stack:
 
     def cpu_seconds(self) -> dict[str, float]:
         """User and system time of each process so far."""
-        return {name: _cpu(pid) for name, pid in self.pids.items()}
+        return {name: cpu_of(pid) for name, pid in self.pids.items()}
 
 
 @contextmanager
@@ -121,6 +121,12 @@ def _children(parent: int) -> dict[str, int]:
     return found
 
 
-def _cpu(pid: int) -> float:
+def spent_each(before: dict[str, float], after: dict[str, float], count: int) -> dict[str, float]:
+    """CPU microseconds a unit of `count`, by process."""
+    return {name: 1e6 * (after[name] - before[name]) / count for name in before}
+
+
+def cpu_of(pid: int) -> float:
+    """User and system time of a process so far, in seconds."""
     fields = (Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / _TICK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bench.operator import metrics
+from bench.admin import metrics
 from bench.stack import Stack
 
 _BUCKET = re.compile(rb'headrace_event_loop_lag_seconds_bucket\{le="([^"]+)"\} ([0-9.e+]+)')

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.operator import metrics
+from bench.admin import metrics
 from bench.stack import Stack, build_load, stack
 from bench.workloads import EIGHT, EIGHT_LONG, FIRST, ONE, SIXTEEN, Closed, Workloads
 

@@ -175,6 +175,7 @@ class SqlJobStore:
                 sa.delete(jobs).where(jobs.c.state == JobState.EXPIRED, jobs.c.ended < now - retention.remember_s)
             )
             if old:
+                await settle(connection, old)  # ended by an edge of the version before, it is not booked yet
                 await connection.execute(sa.delete(tokens).where(tokens.c.job.in_(old)))
                 emptied = {"state": JobState.EXPIRED, "request": b"", "size": 0, "bill": None}
                 await connection.execute(sa.update(jobs).where(jobs.c.job.in_(old)).values(emptied))

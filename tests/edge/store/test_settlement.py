@@ -12,7 +12,7 @@ from services.edge.gate.records import Bill
 from services.edge.store.database import Database
 from services.edge.store.jobs import SqlJobStore
 from services.edge.store.records import Checkpoint, End, Facts, JobState, Retention, Standing
-from services.edge.store.tables import budgets, usage
+from services.edge.store.tables import budgets, detached_jobs, usage
 from services.edge.store.usage import SqlUsageStore
 from tests.edge.store.test_jobs import E1, E2, E3, JOB, LAPSED, LEASE_S, OTHER, chunk
 
@@ -132,6 +132,17 @@ async def test_one_that_ended_and_is_deleted_is_booked_once(database: Database, 
     assert await store.delete(JOB, "acme")
     assert [row["completion_tokens"] for row in await ledger(database)] == [2]
     assert (await spent(database))[DAY][0] == 12
+
+
+async def test_one_that_an_older_edge_ended_is_booked_when_it_is_emptied(database: Database, store: SqlJobStore) -> None:
+    """It knows no bills; in a rolling upgrade it may adopt any row."""
+    await create(store)
+    await store.checkpoint(E1, [Checkpoint(JOB, Facts(), (chunk(0, 1, 2),))], LEASE_S)
+    async with database.write() as connection:
+        await connection.execute(sa.update(detached_jobs).values(state=JobState.FINISHED, ended=1.0))
+    for _ in range(2):
+        await store.sweep(Retention(keep_s=-1))
+        assert [row["completion_tokens"] for row in await ledger(database)] == [2]
 
 
 async def test_one_that_never_was_is_not_booked(database: Database, store: SqlJobStore) -> None:

@@ -169,7 +169,7 @@ def test_a_pool_that_is_killed(up: Up, tmp_path: Path) -> None:
             assert streamed(up, "grand") == "little (grand; reason=no_worker)"
         assert ask(up, "auto", [{"role": "user", "content": CODE}])[0] == "little"
         assert ask(up, "little")[0] == "little"
-        text = httpx.get(f"{up.url}/metrics").text
+        text = httpx.get(f"{up.admin_url}/metrics").text
         assert 'headrace_model_fallbacks_total{model="grand",reason="no_worker",to="little"}' in text
     finally:
         aside.rename(grand)

@@ -115,8 +115,8 @@ async def test_a_worker_and_an_edge_with_empty_homes_serve(
     push(s3, bucket, folder)
     worker, _ = hosts.start("w1", "worker", "--role", "both")
     hosts.start("r1", "router")
-    port = str(free_port())
-    hosts.start("e1", "edge", HEADRACE_EDGE__PORT=port)
+    port, admin_port = str(free_port()), str(free_port())
+    hosts.start("e1", "edge", HEADRACE_EDGE__PORT=port, HEADRACE_EDGE__ADMIN_PORT=admin_port)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
 
         async def ready() -> bool:
@@ -130,7 +130,8 @@ async def test_a_worker_and_an_edge_with_empty_homes_serve(
         answer = await client.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] == 5
-        assert "headrace_model_fetch_seconds" in (await client.get("/metrics")).text
+        metrics = await client.get(f"http://127.0.0.1:{admin_port}/metrics")
+        assert "headrace_model_fetch_seconds" in metrics.text
     state = (await status(nats_server, hosts, "both", worker))["state"]
     assert state["model"] == "tiny"
     assert list(hosts.home("w1").glob("pulled/tiny/*/*.safetensors"))

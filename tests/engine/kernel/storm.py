@@ -62,6 +62,9 @@ class Gate:
         self._logits = self._model.compute(*arguments)
         return self._logits
 
+    def invite(self, threads: int) -> None:
+        self._model.invite(threads)
+
     async def close(self) -> None:
         self._open.set()
         self._runner._model = self._model

@@ -89,8 +89,9 @@ async def test_one_token_and_an_end_at_once_need_no_handoff() -> None:
 
 
 async def test_a_cancel_before_commit_takes_one_iteration() -> None:
-    world = World(prefill_s=30.0)
+    world = World()
     async with pair(world) as r:
+        world.prefill_s = 30.0  # not of the request that warms it up
         run, _ = await r.submit(r.job())
         await until(lambda: world.engines[0].active)
         r.edge.control(run, to=r.control_of(r.prefill))

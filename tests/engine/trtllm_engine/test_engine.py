@@ -206,8 +206,9 @@ async def test_no_handoff_is_consumed_twice() -> None:
 
 
 async def test_before_commit_a_cancel_takes_one_iteration() -> None:
-    world = World(prefill_s=30.0)
+    world = World()
     async with engines(world, Role.PREFILL) as (prefill,):
+        world.prefill_s = 30.0  # not of the request that warms it up
         prefill.engine.prefill(spec(1))
         await until(lambda: world.engines[0].active)
         prefill.engine.cancel(1)

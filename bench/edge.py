@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dynamo", type=Path, metavar="PYTHON")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--streams", type=int, default=0, help="open at once, of the last line; not yet seen to finish with 2,000")
+    parser.add_argument("--streams", type=int, default=0, help="open at once; 2,000 were not seen to finish yet")
     parser.add_argument("--home", type=Path, default=Path(os.environ.get("HEADRACE_HOME", "~/.cache/headrace")).expanduser())
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} before\n", flush=True)

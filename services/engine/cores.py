@@ -8,7 +8,7 @@ the system puts them. Who wants a core and has none holds a lock of its kind, de
   they go back with the step, or in the midst of it when somebody wants one.
 - The first core stays for some ms, so that engines which compute step after step do not queue anew for each.
 - It goes back at once when somebody wants one who comes first: decode before all, prefill after all; and nobody who comes anew
-  overtakes those who wait. So a prefill that had every core leaves one to a decode that begins, with its next step.
+  overtakes those who wait. So a prefill that had every core leaves one to a decode that begins.
 - Nobody waits longer than its patience: then it computes in one thread without a core, and the system shares them.
 
 Must not know sequences or models. Invariant: a wrong count makes a step slow and nothing else.

@@ -10,28 +10,13 @@ from services.cli.main import main
 from services.cli.up.development_key import development_key
 from services.edge.gate.keys import key_id
 from services.settings import Settings
+from tests.cli.conftest import Shell
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
     return tmp_path
-
-
-class Shell:
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def __call__(self, *arguments: str, code: int = 0) -> str:
-        """What the command printed, standard error after standard output."""
-        assert main(arguments) == code
-        captured = self._capsys.readouterr()
-        return captured.out + captured.err
-
-
-@pytest.fixture
-def headrace(capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(capsys)
 
 
 def test_create_list_rotate_revoke(headrace: Shell) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.main import main
+from tests.cli.conftest import Shell
 from tests.models.stores import write_model
 
 
@@ -17,22 +17,6 @@ def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HEADRACE_STORE__URL", (tmp_path / "store").as_uri())
     return tmp_path
-
-
-class Shell:
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def __call__(self, *arguments: str, code: int = 0) -> str:
-        """What the command printed, standard error after standard output."""
-        assert main(arguments) == code
-        captured = self._capsys.readouterr()
-        return captured.out + captured.err
-
-
-@pytest.fixture
-def headrace(capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(capsys)
 
 
 def test_push_list_pull(headrace: Shell, homes: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,9 +112,9 @@ class ChunkedScheduler:
         decode = [s for s in listed if s.decoding and s.computable][: self._max_batch]
         chunks = [Chunk(sequence, sequence.computed, 1, samples=True) for sequence in decode]
         budget, scoring = self._budget(len(decode)), SCORED
-        for sequence in sorted(listed, key=turn):
+        for sequence in sorted((s for s in listed if not s.decoding), key=turn):
             count = min(sequence.computable, budget, scoring if sequence.scoring else budget)
-            if count > 0 and not sequence.decoding:
+            if count > 0:
                 last = count == sequence.uncomputed
                 chunks.append(Chunk(sequence, sequence.computed, count, samples=last and bool(sequence.drawing)))
                 budget -= count

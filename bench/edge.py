@@ -14,7 +14,6 @@ import argparse
 import os
 import statistics
 import tempfile
-import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,10 +27,8 @@ from bench.stack import Stack, build_load, load_result, run_load, spent_each, st
 from services.models.store import ModelStore
 
 FRONT = ("e1", "r1", "nats", "frontend")
-SLOW_STEP_S = 0.1
-SLOW_TOKENS = 250
-GROUPS, BETWEEN_S = 20, 0.4
-"""Streams come group by group: all at once would be refused, as a burst that nobody could serve in time."""
+SLOW_STEP_S, SLOW_TOKENS, RAMP_S = 0.5, 120, 20.0
+"""The last streams are open for long before the first ones end."""
 Figures = dict[str, float]
 
 
@@ -60,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dynamo", type=Path, metavar="PYTHON")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--streams", type=int, default=0, help="open at once; 2,000 were not seen to finish yet")
+    parser.add_argument("--streams", type=int, default=0, help="open at once, for a minute: what each costs an edge")
     parser.add_argument("--home", type=Path, default=Path(os.environ.get("HEADRACE_HOME", "~/.cache/headrace")).expanduser())
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} before\n", flush=True)
@@ -139,7 +136,7 @@ def several_edges(home: Path, load: Path, scratch: Path) -> None:
 
 
 def open_streams(home: Path, load: Path, scratch: Path, streams: int) -> None:
-    """Of an engine whose steps take 0.1 s: what one edge needs for each stream, and how evenly tokens come."""
+    """Of an engine whose steps take half a second: what one edge needs for each stream, and how evenly tokens come."""
     settings = {
         **SETTINGS,
         "HEADRACE_WORKER__MAX_BATCH": str(streams),
@@ -147,38 +144,29 @@ def open_streams(home: Path, load: Path, scratch: Path, streams: int) -> None:
         "HEADRACE_SCRIPTED__DECODE_STEP_S": str(SLOW_STEP_S),
     }
     with stack(home, "--engine", "scripted", settings=settings) as running:
-        slow = scratch / "slow.jsonl"
+        slow, two = scratch / "slow.jsonl", Bodies(scratch, running.model).two
         write_bodies(slow, model=running.model, max_tokens=SLOW_TOKENS, words=WORDS, count=streams)
-        idle = _own_mb(running)
-        most = [idle]
-        over = threading.Event()
-
-        def watch() -> None:
-            while not over.wait(0.5):
-                most.append(_own_mb(running))
-
-        watching = threading.Thread(target=watch)
-        watching.start()
-        began = time.monotonic()
-        try:
-            each = streams // GROUPS
-            loads = []
-            for group in range(GROUPS):
-                loads.append(start_load(load, running.port, slow, "-c", str(each), "-n", str(each), "-o", str(group * each)))
-                time.sleep(BETWEEN_S)
-            results = [load_result(one) for one in loads]
-        finally:
-            over.set()
-            watching.join()
-    p50, p99 = (statistics.median(result["itl_ms"][q] for result in results) for q in ("p50", "p99"))
+        run_load(load, running.port, two, streams=32, requests=64)  # warm up
+        idle, before = _own_mb(running), running.cpu_seconds()
+        ramp, step = ("-r", f"{RAMP_S:.0f}"), ("-s", f"{1e3 * SLOW_STEP_S:.0f}")
+        going = start_load(load, running.port, slow, "-c", str(streams), "-n", str(streams), *ramp, *step)
+        most = idle
+        while going.poll() is None:
+            most = max(most, _own_mb(running))
+            time.sleep(2)
+        result, spent = load_result(going), running.cpu_seconds()
+    cores = {name: (spent[name] - before[name]) / result["secs"] for name in spent}
     print(
-        f"{streams} open streams on one edge, a token each {1e3 * SLOW_STEP_S:.0f} ms, {time.monotonic() - began:.0f} s: "
-        f"{1e3 * (max(most) - idle) / streams:.0f} kB a stream ({idle:.0f} MB idle), inter-token p50 "
-        f"{p50:.0f} ms, p99 {p99:.0f} ms"
+        f"{streams} open streams on one edge, a token each {1e3 * SLOW_STEP_S:.0f} ms, opened in {RAMP_S:.0f} s: "
+        f"{result['n'] - result['errors']} whole, {result['errors']} failed\n"
+        f"memory of the edge: {idle:.0f} MB idle, {1e3 * (most - idle) / streams:.0f} kB a stream\n"
+        f"a gap's difference from the step: p50 {result['jitter_ms']['p50']:.0f} ms, p99 {result['jitter_ms']['p99']:.0f} ms\n"
+        f"cores in use: {', '.join(f'{name} {share:.2f}' for name, share in cores.items())}"
     )
 
 
 def _own_mb(running: Stack) -> float:
+    """What its edge has for itself."""
     return memory_of([running.pids["e1"]]).own
 
 

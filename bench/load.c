@@ -1,16 +1,19 @@
 // Closed-loop load generator for OpenAI's streaming API: one thread, epoll, raw sockets, so that it is not the bottleneck.
 //
 //   cc -O2 -o load load.c
-//   load -b BODIES [-h HOST] [-p PORT] [-u PATH] [-c STREAMS] [-n REQUESTS] [-t MAX_SECONDS] [-d SECONDS] [-o OFFSET] [-q] [-v]
+//   load -b BODIES [-h HOST] [-p PORT] [-u PATH] [-c STREAMS] [-n REQUESTS] [-t MAX_SECONDS] [-d SECONDS] [-o OFFSET] [-r RAMP]
+//        [-s STEP_MS] [-q] [-v]
 //
 // BODIES holds one JSON body a line; STREAMS requests are open at a time. Prints one JSON object: requests and tokens per
 // second, time to first token and between tokens in ms, and the share of a core this program itself took. -d measures for
-// that long, whatever -n says: what is open then is cut off, its tokens so far count. -q asks for immediate ACKs, -v prints every
-// event.
+// that long, whatever -n says: what is open then is cut off, its tokens so far count. -r opens the streams one by one, evenly over so
+// many seconds. -s says how far apart an engine sends tokens: `jitter_ms` is how much the gaps of a stream, from its second token on,
+// differ from that. -q asks for immediate ACKs, -v prints every event.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdint.h>
@@ -77,12 +80,12 @@ typedef struct {
 static char *host = "127.0.0.1", *path = "/v1/chat/completions";
 static int port = 8000, C = 1;
 static long N = 100;
-static double maxs = 110, window = 0;
+static double maxs = 110, window = 0, ramp = 0, step_ms = 0;
 static int verbose = 0;
 static char **bodies;
 static int nb;
 static long issued, done_, errs, tok_ev, tok_us, tok_prompt, bytes_;
-static vec ttft, itl, e2e;
+static vec ttft, itl, jitter, e2e;
 static int ep;
 static double lastdone;
 static long off = 0;
@@ -185,6 +188,8 @@ static void line_(conn *c, double t) {
             push(&ttft, (t - c->t0) * 1e3);
         else
             push(&itl, (t - c->tl) * 1e3);
+        if (c->events > 1 && step_ms)
+            push(&jitter, fabs((t - c->tl) * 1e3 - step_ms));
         c->tl = t;
         c->events++;
     }
@@ -369,7 +374,7 @@ static void onread(conn *c) {
 int main(int ac, char **av) {
     char *bf = 0;
     int o;
-    while ((o = getopt(ac, av, "h:p:u:c:n:b:t:d:vqo:")) > 0) {
+    while ((o = getopt(ac, av, "h:p:u:c:n:b:t:d:vqo:r:s:")) > 0) {
         if (o == 'h')
             host = optarg;
         if (o == 'p')
@@ -392,6 +397,10 @@ int main(int ac, char **av) {
             qack = 1;
         if (o == 'o')
             off = atol(optarg);
+        if (o == 'r')
+            ramp = atof(optarg);
+        if (o == 's')
+            step_ms = atof(optarg);
     }
     FILE *f = fopen(bf, "r");
     if (!f) {
@@ -411,20 +420,24 @@ int main(int ac, char **av) {
     }
     ep = epoll_create1(0);
     conn *cs = calloc(C, sizeof *cs);
-    for (int i = 0; i < C; i++)
+    for (int i = 0; i < C && !ramp; i++)
         dial(cs + i);
     double T0 = now();
     lastdone = T0;
-    for (int i = 0; i < C; i++)
-        start(cs + i);
+    int begun = 0;
     struct epoll_event ev[1024];
     for (;;) {
-        int act = 0;
-        for (int i = 0; i < C; i++)
+        for (; begun < C && now() >= T0 + ramp * begun / C; begun++) {
+            if (ramp)
+                dial(cs + begun);
+            start(cs + begun);
+        }
+        int act = begun < C;
+        for (int i = 0; i < begun; i++)
             act += cs[i].active;
         if (!act)
             break;
-        int k = epoll_wait(ep, ev, 1024, window ? 10 : 1000);
+        int k = epoll_wait(ep, ev, 1024, begun < C ? 1 : window ? 10 : 1000);
         if (window && now() - T0 >= window) {
             for (int i = 0; i < C; i++)
                 if (cs[i].active)
@@ -457,12 +470,14 @@ int main(int ac, char **av) {
     double cpu = ru.ru_utime.tv_sec + ru.ru_utime.tv_usec * 1e-6 + ru.ru_stime.tv_sec + ru.ru_stime.tv_usec * 1e-6;
     qsort(ttft.v, ttft.n, 4, cmpf);
     qsort(itl.v, itl.n, 4, cmpf);
+    qsort(jitter.v, jitter.n, 4, cmpf);
     qsort(e2e.v, e2e.n, 4, cmpf);
     printf("{\"c\":%d,\"n\":%ld,\"errors\":%ld,\"secs\":%.3f,\"rps\":%.1f,\"tok_s\":%.1f,\"events_s\":%.1f,\"tokens\":%"
            "ld,\"prompt_tokens\":%ld,\"ttft_ms\":{\"mean\":%.3f,\"p50\":%.3f,\"p90\":%.3f,\"p99\":%.3f},\"itl_ms\":{\"mean\":%.3f,\"p50\":%."
-           "3f,\"p99\":%.3f},\"e2e_ms\":{\"p50\":%.3f,\"p99\":%.3f},\"MBps\":%.1f,\"client_cpu_frac\":%.2f}\n",
+           "3f,\"p99\":%.3f},\"jitter_ms\":{\"p50\":%.3f,\"p99\":%.3f},\"e2e_ms\":{\"p50\":%.3f,\"p99\":%.3f},\"MBps\":%.1f,"
+           "\"client_cpu_frac\":%.2f}\n",
            C, done_, errs, T, done_ / T, tok_us / T, tok_ev / T, tok_us, tok_prompt, mean(&ttft), pct(&ttft, .5), pct(&ttft, .9),
-           pct(&ttft, .99), mean(&itl), pct(&itl, .5), pct(&itl, .99), pct(&e2e, .5), pct(&e2e, .99), bytes_ / T / 1e6,
-           cpu / T);
+           pct(&ttft, .99), mean(&itl), pct(&itl, .5), pct(&itl, .99), pct(&jitter, .5), pct(&jitter, .99), pct(&e2e, .5),
+           pct(&e2e, .99), bytes_ / T / 1e6, cpu / T);
     return errs ? 1 : 0;
 }

@@ -111,12 +111,14 @@ class DigestEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 class Digest(Message, frozen=True, omit_defaults=True, kw_only=True, tag="digest"):
     """Every 250 ms, each worker to each edge it serves: its runs, ended ones for 10 s.
 
-    `stalled`: the engine stands still (`WorkerState`), so runs that compute say nothing new, whatever their state.
+    `stalled`: the engine stands still (`WorkerState`), so runs that compute say nothing new, whatever their state. `continued`:
+    more of the digest before, which was too large for one message.
     """
 
     process: str
     runs: tuple[DigestEntry, ...] = ()
     stalled: bool = False
+    continued: bool = False
 
 
 Reply = Frames | Digest

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -32,7 +32,24 @@ LONGEST_S = 1e7
 LARGEST = 2**31 - 1
 """No count of ours is larger, so that each fits into any message."""
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
-Name = Annotated[str, Field(min_length=1)]
+
+
+def _host(text: str) -> str:
+    text.encode("idna")  # raises UnicodeError, a ValueError, where the resolver would
+    return text
+
+
+def _at_home(path: TextOrPath) -> TextOrPath:
+    try:
+        Path(path).expanduser()
+    except RuntimeError as error:  # of ~nobody
+        raise ValueError(str(error)) from None
+    return path
+
+
+TextOrPath = TypeVar("TextOrPath", str, Path)
+Host = Annotated[str, AfterValidator(_host)]
+Name = Annotated[str, Field(min_length=1), AfterValidator(_at_home)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 STORE_SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "file")
 _OTHER_VARIABLES = frozenset({"HEADRACE_CONFIG", "HEADRACE_URL"})
@@ -66,8 +83,8 @@ class NatsSettings(_Section):
     @classmethod
     def _names_servers(cls, url: str) -> str:
         servers = [server for server in url.split(",") if server.strip()]
-        ports = [urlsplit(server if "://" in server else f"nats://{server}").port for server in servers]  # raises ValueError
-        if not ports:
+        parts = [urlsplit(server if "://" in server else f"nats://{server.strip()}") for server in servers]  # raises ValueError
+        if not parts or not all(_host(part.hostname or "") and part.port != 0 for part in parts):
             raise ValueError("no server is named")
         return url
 
@@ -94,10 +111,10 @@ class EdgeSettings(_Section):
     `max_nats_requests` how many requests that came over NATS run at once.
     """
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     open_on_loopback: bool = True
     port: int = Field(8000, ge=0, le=65535)
-    admin_host: str = "127.0.0.1"
+    admin_host: Host = "127.0.0.1"
     admin_port: int = Field(0, ge=0, le=65535)
     max_connections: int = Field(16_384, gt=0, le=LARGEST)
     header_deadline_s: Seconds = 75.0
@@ -124,6 +141,13 @@ class EdgeSettings(_Section):
     detached_keep_mb: int = Field(64, gt=0, le=LARGEST)
     responses_keep_days: Seconds = 30.0
     usage_keep_days: float = Field(400.0, ge=40, le=LONGEST_S)
+
+    @model_validator(mode="after")
+    def _two_ports(self) -> EdgeSettings:
+        """The server takes a port that is in use: callers would be answered by either."""
+        if self.port and self.port == self.admin_port:
+            raise ValueError(f"admin_port: {self.port} is edge.port already")
+        return self
 
     def price(self, model: str) -> float | None:
         """Of a second of compute; None = not set."""
@@ -214,8 +238,8 @@ class WorkerSettings(_Section):
     speculative_tokens: int = Field(0, ge=0, le=7)
     threads: int = Field(0, ge=0, le=LARGEST)
     transfer: Literal["auto", "shm", "tcp", "nixl"] = "auto"
-    transfer_host: str = "127.0.0.1"
-    transfer_advertise: str = ""
+    transfer_host: Host = "127.0.0.1"
+    transfer_advertise: Host = ""
     drain_timeout_s: Seconds = 30.0
 
 
@@ -262,7 +286,7 @@ class Settings(BaseSettings):
         env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True
     )
 
-    home: Path = Path("~/.cache/headrace")
+    home: Annotated[Path, AfterValidator(_at_home)] = Path("~/.cache/headrace")
     model: Name = "smollm2-135m-instruct"
     models: Annotated[tuple[Name, ...], NoDecode] = ()
     schema_version: int = Field(SCHEMA, ge=OLDEST_SCHEMA, le=SCHEMA)
@@ -342,8 +366,10 @@ def load() -> Settings:
         settings = Settings()
     except ValidationError as error:
         raise SettingsError("wrong settings: " + "; ".join(map(_line, error.errors()))) from None
-    except ValueError as error:  # a headrace.toml that is not TOML
+    except (ValueError, RecursionError) as error:  # a headrace.toml that is not TOML
         raise SettingsError(f"{path}: {error}") from None
+    if key := next((key for key, text in _texts(settings.model_dump()) if "\0" in text), None):
+        raise SettingsError(f"wrong settings: {key}: holds a NUL, which no name and no path can")
     _check_models(settings)
     return settings
 
@@ -361,6 +387,18 @@ def _check_models(settings: Settings) -> None:
         check(settings.selection, names)
     except ValueError as error:
         raise SettingsError(f"wrong settings: {error}") from None
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text and path in `value`, with the key of each."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from ((key, str(name)), *_texts(inner, f"{key}.{name}".lstrip(".")))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner, key)
+    elif isinstance(value, str | Path):
+        yield key, str(value)
 
 
 def _line(item: ErrorDetails) -> str:

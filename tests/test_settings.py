@@ -52,6 +52,16 @@ def test_variables_win_over_the_file_and_the_file_over_defaults(monkeypatch: pyt
         ("HEADRACE_ROUTER__QUEUE_POLL_S", "1e300", "router.queue_poll_s"),
         ("HEADRACE_SCRIPTED__DECODE_STEP_S", "inf", "scripted.decode_step_s"),
         ("HEADRACE_CONFIG", "missing.toml", "there is no file missing.toml"),
+        ("HEADRACE_HOME", "~nobody-of-this-name/x", "home: "),
+        ("HEADRACE_MODEL", "~nobody-of-this-name/x", "model: "),
+        ("HEADRACE_MODELS", "a,~nobody-of-this-name/x", "models"),
+        ("HEADRACE_MODELS", "[" * 20_000, "headrace.toml: "),
+        ("HEADRACE_EDGE__HOST", "a" * 64, "edge.host"),
+        ("HEADRACE_EDGE__ADMIN_HOST", "a..b", "edge.admin_host"),
+        ("HEADRACE_WORKER__TRANSFER_HOST", ".", "worker.transfer_host"),
+        ("HEADRACE_NATS__URL", "nats://a..b:4222", "nats.url"),
+        ("HEADRACE_NATS__URL", "nats://:4222", "nats.url"),
+        ("HEADRACE_EDGE__ADMIN_PORT", "8000", "admin_port: 8000 is edge.port already"),
     ],
 )
 def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str) -> None:
@@ -67,6 +77,13 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, variable: st
         ("colour = 1\n", "unknown key colour"),
         ("[edge]\nport = 0.5\n", "edge.port"),
         ("[edge\n", "headrace.toml"),
+        ('model = "a\\u0000b"\n', "model: holds a NUL"),
+        ('home = "a\\u0000b"\n', "home: holds a NUL"),
+        ('models = ["a", "b\\u0000"]\n', "models: holds a NUL"),
+        ('[edge]\nhost = "a\\u0000b"\n', "edge.host: holds a NUL"),
+        ('[selection.aliases]\n"a\\u0000" = "b"\n', "selection.aliases: holds a NUL"),
+        ("a = " + "[" * 20_000, "headrace.toml"),
+        ("[edge]\nport = " + "9" * 5000, "headrace.toml"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:

@@ -21,11 +21,16 @@ from services.edge.tenant import server_secret
 from services.settings import Settings
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_LONGEST_NAME = 128
+"""Of a key, which the database takes."""
+_LAST_TIME = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
 def create(arguments: argparse.Namespace, settings: Settings) -> int:
     """Print a new key's text."""
     tenant, models = _tenant(arguments.tenant), models_of(arguments)
+    if len(arguments.name) > _LONGEST_NAME or not arguments.name.isprintable():
+        raise CommandError(f"a key's name is one line of {_LONGEST_NAME} characters at most")
     made = new_key(server_secret(settings.home_dir), secrets.token_bytes)
 
     async def work(keys: SqlKeyStore) -> None:
@@ -136,4 +141,4 @@ def _state(record: KeyRecord) -> str:
 
 
 def _time(when: float) -> str:
-    return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(min(when, _LAST_TIME), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

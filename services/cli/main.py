@@ -23,6 +23,7 @@ from services.models.errors import ModelError
 from services.settings import Settings, SettingsError, load
 
 EXIT_INTERRUPTED = 130
+_LONGEST_S = 36_525 * 86_400
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -36,7 +37,10 @@ SETTING_FLAGS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that `argv` names; the exit code."""
-    arguments = parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    if not all(map(_is_text, given)):
+        return _fail(CommandError("an argument is not UTF-8"), EXIT_USAGE)
+    arguments = parser().parse_args(given)
     try:
         command: Command = arguments.run
         return command(arguments)
@@ -53,11 +57,11 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(metavar="command", required=True)
 
     up = _command(commands, "up", "start everything on this machine", _up)
-    up.add_argument("--prefill", type=_count, metavar="N", help="prefill workers (1; 0 with --both)")
-    up.add_argument("--decode", type=_count, metavar="N", help="decode workers (1; 0 with --both)")
-    up.add_argument("--both", type=_count, default=0, metavar="N", help="workers that prefill and decode (0)")
-    up.add_argument("--router", type=_count, default=1, metavar="N", help="routers (1)")
-    up.add_argument("--edge", type=_count, default=1, metavar="N", help="HTTP edges, on ports one after another (1)")
+    up.add_argument("--prefill", type=_processes, metavar="N", help="prefill workers (1; 0 with --both)")
+    up.add_argument("--decode", type=_processes, metavar="N", help="decode workers (1; 0 with --both)")
+    up.add_argument("--both", type=_processes, default=0, metavar="N", help="workers that prefill and decode (0)")
+    up.add_argument("--router", type=_processes, default=1, metavar="N", help="routers (1)")
+    up.add_argument("--edge", type=_processes, default=1, metavar="N", help="HTTP edges, on ports one after another (1)")
     up.add_argument(
         "--model",
         action="append",
@@ -65,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     )
     up.add_argument("--port", help="the HTTP port, 0 for a free one (HEADRACE_EDGE__PORT)")
     up.add_argument("--engine", help="torch, scripted or trtllm (HEADRACE_WORKER__ENGINE)")
-    up.add_argument("--nats-port", type=_count, default=0, metavar="PORT", help="the NATS port (a free one)")
+    up.add_argument("--nats-port", type=_port, default=0, metavar="PORT", help="the NATS port (a free one)")
     up.add_argument("--verbose", action="store_true", help="show everything the processes say, not only warnings")
 
     chat = _command(commands, "chat", "talk to a running Headrace (HEADRACE_URL)", _chat)
@@ -148,7 +152,7 @@ def _limit_flags(command: argparse.ArgumentParser) -> None:
         ("--max-prompt", "tokens of one prompt"),
         ("--max-output", "tokens of one answer"),
     ):
-        command.add_argument(flag, type=_count_from_one, metavar="N", help=f"{what}, at most (no limit)")
+        command.add_argument(flag, type=_limit, metavar="N", help=f"{what}, at most (no limit)")
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -263,25 +267,35 @@ def _service(
     return service
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+def _processes(text: str) -> int:
+    return _number(text, 0, 256)
+
+
+def _port(text: str) -> int:
+    return _number(text, 0, 65535)
+
+
+def _limit(text: str) -> int:
+    return _number(text, 1, 10**15)  # sums of such numbers fit into any database
+
+
+def _number(text: str, least: int, most: int) -> int:
+    if not text.isdecimal() or len(text) > 18 or not least <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no number from {least} to {most}")
     return int(text)
-
-
-def _count_from_one(text: str) -> int:
-    count = _count(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return count
 
 
 def _duration(text: str) -> float:
     """`90s`, `30m`, `12h` or `7d` in seconds."""
     amount, unit = text[:-1], {"s": 1, "m": 60, "h": 3600, "d": 86400}.get(text[-1:])
-    if unit is None or not amount.isdecimal() or len(amount) > 9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration such as 90s, 30m, 12h or 7d")
+    if unit is None or not amount.isdecimal() or len(amount) > 10 or int(amount) * unit > _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no duration such as 90s, 30m, 12h or 7d, a century at most")
     return float(int(amount) * unit)
+
+
+def _is_text(argument: str) -> bool:
+    """Bytes that are no UTF-8 come as half characters, which nothing can print or store."""
+    return not any("\ud800" <= character <= "\udfff" for character in argument)
 
 
 def _tier(text: str) -> Tier:

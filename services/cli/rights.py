@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from services.cli.failure import CommandError
 from services.edge.gate.limits import Limits
 
 
@@ -23,7 +24,13 @@ def limits_of(arguments: argparse.Namespace) -> Limits:
 
 
 def models_of(arguments: argparse.Namespace) -> frozenset[str] | None:
-    return frozenset(arguments.models.split(",")) if arguments.models else None
+    """None = all, which nobody gets by an empty value. Raises `CommandError`."""
+    if arguments.models is None:
+        return None
+    names = frozenset(name.strip() for name in arguments.models.split(","))
+    if not all(name and name.isprintable() for name in names):
+        raise CommandError("--models: names with commas between them; leave it out for all models")
+    return names
 
 
 def spell(limits: Limits) -> str:

@@ -106,21 +106,21 @@ class StepEngine:
                 asyncio.get_running_loop().call_soon(self._report, StepReport())  # not after the step in progress
 
     def stats(self) -> EngineStats:
-        sequences = self._residency.resident()
-        prompts = sorted((s for s in sequences if not s.decoding), key=turn)
+        sequences, now = self._runs.sequences(), self._clock.monotonic()
+        prompts = [s for s in sequences if not s.decoding]
+        in_turn = sorted((s for s in prompts if s.swapped_at is None), key=turn)
         # One that is half computed does not wait if its turn is next.
-        waiting = [s for place, s in enumerate(prompts) if (place or s.waiting) and s not in self._in_step]
-        uncomputed, now = [s for s in self._runs.sequences() if not s.decoding], self._clock.monotonic()
+        waiting = [s for place, s in enumerate(in_turn) if (place or s.waiting) and s not in self._in_step]
         return self._statistics.snapshot(
             queued=len(waiting),
             queued_tokens=sum(s.uncomputed for s in waiting),
-            running=len(sequences) - len(waiting),
-            backlog=sum(s.uncomputed for s in uncomputed),
-            yielding=sum(s.uncomputed for s in uncomputed if makes_way(s, now)),
+            running=sum(s.swapped_at is None for s in sequences) - len(waiting),
+            backlog=sum(s.uncomputed for s in prompts),
+            yielding=sum(s.uncomputed for s in prompts if makes_way(s, now)),
             yielding_queued=sum(makes_way(s, now) for s in waiting),
             swapped=len(self._residency.swapped()),
             step_tokens=self._scheduler.prompt_budget,
-            in_step_s=self._clock.monotonic() - self._step_began if self._in_step else 0.0,
+            in_step_s=now - self._step_began if self._in_step else 0.0,
         )
 
     def pause(self) -> None:

@@ -6,11 +6,13 @@ and a cancel that came before its run is not forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from schemas.job import Job
 from schemas.lifecycle import State, advance
+from schemas.reply import DigestEntry
 from services.clock import Clock
 from services.engine.protocol import RunTotals, TokenOutput
 
@@ -25,9 +27,10 @@ class Run:
     """One run here. `hop` 1 prefill, 2 decode. `stop` drops it at the stage it is in; its end is reported afterwards.
 
     `deadline` is monotonic seconds. `partner` is the process that holds the reservation (for prefill) or the blocks (for
-    decode). `last` maps a choice to its last token; `stopped`: choices that the edge wants no more; `totals` are prefill's, once
-    is done. `ending` is what a run that is being dropped ends as. `unattended_s`: how long no edge has said that it holds this
-    detached job. `to_come`: tokens that the engine does not know of yet.
+    decode). `last` maps a choice to its last token; `stopped`: choices that the edge wants no more; `going`: those that still
+    compute or will; `totals` are prefill's, once it is done. `ending` is what a run that is being dropped ends as.
+    `unattended_s`: how long no edge has said that it holds this detached job. `to_come`: tokens that the engine does not know of
+    yet. `end`: what digests say of it once it has ended.
     """
 
     id: int
@@ -44,12 +47,22 @@ class Run:
     stopping: bool = False
     unattended_s: float = 0.0
     to_come: int = 0
+    end: DigestEntry | None = None
+    going: set[int] = field(init=False)
 
-    @property
-    def going(self) -> int:
-        """How many choices still compute or will."""
-        ended = {choice for choice, output in self.last.items() if output.finish is not None}
-        return sum(choice.index not in ended | self.stopped for choice in self.job.open_choices)
+    def __post_init__(self) -> None:
+        self.going = {choice.index for choice in self.job.open_choices}
+
+    def note(self, output: TokenOutput) -> None:
+        """The last token of a choice so far."""
+        self.last[output.choice] = output
+        if output.finish is not None:
+            self.going.discard(output.choice)
+
+    def want_no_more(self, choices: Collection[int]) -> None:
+        """The edge has enough of these."""
+        self.stopped.update(choices)
+        self.going.difference_update(choices)
 
     def advance(self, state: State) -> None:
         """Raises `IllegalTransition`."""
@@ -102,9 +115,10 @@ class RunTable:
         return past.process if past is not None and past.since > self._clock.monotonic() - FORWARD_S else ""
 
     def ended_within(self, seconds: float) -> list[Run]:
-        """Runs that ended here, not those that were handed on."""
+        """Runs that ended here, not those that were handed on; in order of time."""
         oldest = self._clock.monotonic() - seconds
-        return [past.run for past in self._past.values() if past.run and not past.process and past.since > oldest]
+        recent = takewhile(lambda past: past.since > oldest, reversed(self._past.values()))
+        return [past.run for past in recent if past.run and not past.process][::-1]
 
     def of_job(self, job: str, ended_s: float) -> Run | None:
         """The run of this job that is furthest on, among those here and those that ended here in the last `ended_s` seconds."""

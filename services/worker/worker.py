@@ -131,7 +131,7 @@ class Worker:
 
     def frame(self, run: Run, *outputs: TokenOutput) -> None:
         """The next tokens of one choice for the edge, one at least; sent with the next flush."""
-        run.last[outputs[-1].choice] = outputs[-1]
+        run.note(outputs[-1])
         self.outbox.frame(run.job.reply_to, token_frame(run, outputs))
 
     def end(self, run: Run, state: State, reason: str = "", code: str = "") -> None:
@@ -202,7 +202,7 @@ class Worker:
 
     def stop_choices(self, run: Run, choices: Collection[int]) -> None:
         """The edge wants no more of these; the run ends with its last one."""
-        run.stopped.update(choices)
+        run.want_no_more(choices)
         self.engine.cancel(run.id, choices)
 
     def cancel_at(self, process: str, run: Run) -> None:
@@ -267,7 +267,7 @@ class Worker:
     # inside
 
     def _decoding(self) -> int:
-        return sum(run.going for run in self.runs if run.hop == 2)
+        return sum(len(run.going) for run in self.runs if run.hop == 2)
 
     def _to_come(self) -> int:
         return sum(run.to_come for run in self.runs)

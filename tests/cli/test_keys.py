@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from services.cli.database import with_keys
 from services.cli.main import main
 from services.cli.up.development_key import development_key
-from services.edge.gate.keys import key_id
+from services.edge.gate.keys import key_id, new_key
+from services.edge.store.keys import SqlKeyStore
+from services.edge.tenant import server_secret
 from services.settings import Settings
 from tests.cli.conftest import Shell
 
@@ -65,6 +70,14 @@ def test_accounts(headrace: Shell) -> None:
         (("keys", "revoke", "nothing"), 1),
         (("keys", "rotate", "nothing"), 1),
         (("tenants", "limit", "", "--rpm", "1"), 1),
+        (("keys", "create", "--tenant", "a", "--name", "x" * 129), 1),
+        (("keys", "create", "--tenant", "a", "--name", "two\nlines"), 1),
+        (("keys", "create", "--tenant", "a", "--models", ""), 1),
+        (("keys", "create", "--tenant", "a", "--models", "a,,b"), 1),
+        (("accounts", "limit", "a", "--models", ","), 1),
+        (("keys", "create", "--tenant", "a", "--name", "\udcff"), 2),
+        (("keys", "list", "--tenant", "\udcff"), 2),
+        (("keys", "revoke", "\udcff"), 2),
     ],
 )
 def test_mistakes_end_in_one_line(headrace: Shell, arguments: tuple[str, ...], code: int) -> None:
@@ -72,7 +85,11 @@ def test_mistakes_end_in_one_line(headrace: Shell, arguments: tuple[str, ...], c
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--tier", "gold"), ("--expires", "soon"), ("--rpm", "0"), ("--rpm", "x"), ("--expires", "5")]
+    "arguments",
+    [
+        *(("--tier", "gold"), ("--rpm", "0"), ("--rpm", "x"), ("--budget-day", "9" * 19), ("--tpm", "9" * 5000)),
+        *(("--expires", "soon"), ("--expires", "5"), ("--expires", "999999999d"), ("--expires", "9" * 20 + "s")),
+    ],
 )
 def test_flags_are_checked(arguments: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit):
@@ -91,6 +108,13 @@ def test_the_key_that_up_prints_stays_until_it_is_revoked(headrace: Shell, home:
     assert (home / "development.key").stat().st_mode & 0o077 == 0
     headrace("keys", "revoke", key_id(first) or "")
     assert development_key(settings) != first
+
+
+def test_a_key_of_another_build_that_lives_too_long_hides_no_other(headrace: Shell, home: Path) -> None:
+    made = new_key(server_secret(home), secrets.token_bytes)
+    keep = partial(SqlKeyStore.create, key=made.id, digest=made.digest, tenant="acme", valid_s=1e14)
+    with_keys(Settings(home=home), keep)
+    assert "until 9999-12-31" in headrace("keys", "list")
 
 
 def test_a_rotated_key_lives_no_longer_than_the_old_one(headrace: Shell) -> None:

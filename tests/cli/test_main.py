@@ -49,6 +49,26 @@ def test_a_busy_port_is_one_line_that_says_what_to_do(capsys: pytest.CaptureFixt
     assert f"port {port} of 127.0.0.1 is taken" in one_line(capsys)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "port", "told"),
+    [
+        (["--edge", "2", "--port", "8000"], "8001", "port 8001 would be an edge's and another one's for operators"),
+        (["--edge", "3", "--port", "65534"], "0", "none after 65535"),
+    ],
+)
+def test_ports_that_cannot_be_are_one_line(
+    arguments: list[str], port: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.environ["HEADRACE_EDGE__ADMIN_PORT"] = port
+    assert main(["up", *arguments]) == 1
+    assert told in one_line(capsys)
+
+
+def test_an_argument_that_is_no_text_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "\udcff"]) == 2
+    assert "not UTF-8" in one_line(capsys)
+
+
 def test_a_missing_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", "--port", "0", "--model", "no-such-model"]) == 1
     assert "no-such-model" in one_line(capsys)
@@ -75,7 +95,13 @@ def test_half_a_pair_is_one_line(arguments: list[str], capsys: pytest.CaptureFix
     assert "at least one prefill and one decode" in one_line(capsys)
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["worker"], ["worker", "--role", "cook"], ["up", "--decode", "-1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *([], ["fly"], ["worker"], ["worker", "--role", "cook"]),
+        *(["up", "--decode", "-1"], ["up", "--prefill", "100000"], ["up", "--nats-port", "70000"]),
+    ],
+)
 def test_wrong_arguments_are_a_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)

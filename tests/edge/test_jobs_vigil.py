@@ -112,6 +112,22 @@ async def test_a_run_that_two_digests_of_its_owner_lack_is_lost(watched: Cluster
     await _finish(watched, handle, 2)
 
 
+async def test_a_digest_in_several_messages_is_one(watched: Cluster) -> None:
+    handle, job = await _owned(watched)
+    runs = (_entry(job, State.DECODING),)
+    for _ in range(2):
+        watched.digest(DECODE, Digest(process=DECODE))
+        watched.digest(DECODE, Digest(process=DECODE, continued=True))
+        watched.digest(DECODE, Digest(process=DECODE, continued=True, runs=runs))
+    watched.digest(DECODE, Digest(process=DECODE))
+    watched.digest(DECODE, Digest(process=DECODE, continued=True))
+    await asyncio.sleep(0.01)
+    watched.edge._vigil.look()
+    assert handle._job.attempt == 1
+    watched.tokens(DECODE, job, RUN, 0, [5], finish=FinishReason.STOP)
+    await collect(handle)
+
+
 async def test_a_digest_makes_an_owner_whose_word_was_lost(watched: Cluster) -> None:
     handle, job = await _owned(watched, PREFILL, hop=1)
     watched.digest(DECODE, Digest(process=DECODE, runs=(_entry(job, State.DECODING, last=1),)))

@@ -161,6 +161,7 @@ def every() -> list[Message]:
             process=WORKER,
             runs=(DigestEntry(run=RUN, job=JOB, attempt=1, hop=2, state=State.DECODING, last=((0, 3),)),),
             stalled=True,
+            continued=True,
         ),
         Control(
             run=RUN, job=JOB, verb=Verb.REPLAY, choices=(1,), positions=(Position(choice=1, index=4),), reply_to="r", edge=EDGE

@@ -151,6 +151,11 @@ def _free_ports(host: str, count: int, taken: range = range(0)) -> int:
 
 def _must_be_free(edge: EdgeSettings, edges: int) -> None:
     """Raises `CommandError` that names the first port that is not."""
+    ports, admin = range(edge.port, edge.port + edges), range(edge.admin_port, edge.admin_port + edges)
+    if shared := set(ports).intersection(admin):
+        raise CommandError(f"port {min(shared)} would be an edge's and another one's for operators: choose others for either")
+    if max(ports[-1], admin[-1]) > nats.LAST_PORT:
+        raise CommandError(f"{edges} edges need as many ports in a row, and there is none after {nats.LAST_PORT}")
     for host, first, how in (
         (edge.host, edge.port, "with PORT=…"),
         (edge.admin_host, edge.admin_port, "with HEADRACE_EDGE__ADMIN_PORT"),

@@ -23,6 +23,7 @@ _TENANTS = "tenants.conf"
 """The operator's own: written once, never again."""
 _VIOLATION = re.compile(r"\b(?:Publish|Subscription) Violation\b")
 _LOOPBACK = "127.0.0.1"
+LAST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,10 @@ def free_port() -> int:
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now. A port in TIME_WAIT counts as free, as it does for servers."""
+    """Whether a server could listen there now. A port in TIME_WAIT counts as free, as it does for servers; one beyond the last
+    is none."""
+    if port > LAST_PORT:
+        return False
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -53,7 +53,7 @@ class Inbox:
 
     def on_reply(self, reply: Frames | Digest, msg: Msg) -> None:
         if type(reply) is Digest:
-            self._digest(reply, self._peers.worker(reply.process, digest=True), msg.reply)
+            self._digest(reply, self._peers.worker(reply.process, digest=not reply.continued), msg.reply)
             return
         assert type(reply) is Frames
         word = self._peers.worker(reply.process)

@@ -1,7 +1,7 @@
 """Conversations and their items as rows.
 
 Owns the SQL. Invariants: a conversation is its tenant's alone; items keep the order in which they were appended, whoever appends
-at the same time.
+at the same time; what one request reads of a conversation is bounded, because what it may grow to is.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from schemas.errors import PayloadTooLarge
 from services.edge.store.database import Database, database_time, has_name
 from services.edge.store.tables import conversation_items as items
 from services.edge.store.tables import conversations
 
 Json = dict[str, Any]
+MOST_BYTES = 8 * 2**20
+MOST_ITEMS = 10_000
+"""A conversation that has so much takes no more: each response of it reads all, on the event loop."""
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
 
 
@@ -72,9 +76,13 @@ class SqlConversationStore:
             return [_decode(item) for item in (await connection.scalars(query)).all()]
 
     async def append(self, name: str, tenant: str, new: Sequence[Json]) -> bool:
-        """False: there is no such conversation."""
+        """False: there is no such conversation. Raises `PayloadTooLarge` when it is full."""
         async with self._database.write() as connection:
-            return await append(connection, name, tenant, new)
+            if await append(connection, name, tenant, new):
+                return True
+            if await _lock(connection, name, tenant):
+                raise PayloadTooLarge("The conversation is full: begin another one.", param="items")
+            return False
 
     async def delete_item(self, name: str, tenant: str, item: str) -> bool:
         """False: there is no such item."""
@@ -87,11 +95,16 @@ class SqlConversationStore:
 
 
 async def append(connection: AsyncConnection, name: str, tenant: str, new: Sequence[Json]) -> bool:
-    """As part of a transaction. False: there is no such conversation."""
+    """As part of a transaction. False: there is no such conversation, or it is full."""
     if not await _lock(connection, name, tenant):
         return False
-    last = sa.select(sa.func.coalesce(sa.func.max(items.c.position), -1)).where(items.c.conversation == name)
-    first = int((await connection.execute(last)).scalar_one()) + 1
+    has = sa.select(
+        sa.func.coalesce(sa.func.max(items.c.position), -1), sa.func.count(), sa.func.sum(sa.func.length(items.c.item))
+    ).where(items.c.conversation == name)
+    last, count, size = (await connection.execute(has)).one()
+    if count >= MOST_ITEMS or (size or 0) >= MOST_BYTES:
+        return False
+    first = int(last) + 1
     rows = [
         {"conversation": name, "position": first + at, "id": item["id"], "item": _encode(item)} for at, item in enumerate(new)
     ]

@@ -66,7 +66,7 @@ def database_url(configured: str, home: Path) -> URL:
         return URL.create(_DRIVERS["sqlite"], database=str(home / "edge.db"))
     try:
         url = make_url(configured)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise SettingsError("edge.database_url: not a database URL") from None  # it may hold a password: not repeated
     kind = url.get_backend_name()
     if kind not in _DRIVERS:

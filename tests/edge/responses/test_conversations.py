@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from services.edge.store import conversations as store
 from tests.edge.fakes import MODEL, says
 from tests.edge.responses.rig import ResponsesApi
 from tests.edge.responses.test_background import stands
@@ -49,6 +50,21 @@ async def test_a_response_that_is_not_stored_adds_too(api: ResponsesApi) -> None
     name = (await api.ask("POST", "/v1/conversations", metadata={})).json()["id"]
     await api.respond(conversation=name, store=False)
     assert len((await api.ask("GET", f"/v1/conversations/{name}/items")).json()["data"]) == 2
+
+
+async def test_one_that_is_full_takes_no_more(api: ResponsesApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much is sent to it, what one request has to read is bounded."""
+    monkeypatch.setattr(store, "MOST_BYTES", 1000)
+    name = (await api.ask("POST", "/v1/conversations", metadata={})).json()["id"]
+    items = f"/v1/conversations/{name}/items"
+    answers = [await api.ask("POST", items, items=[{"role": "user", "content": "x" * 600}]) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 413]
+    assert answers[-1].json()["error"]["param"] == "items"
+    assert (await api.respond(conversation=name)).status_code == 200
+    kept = (await api.ask("GET", items)).json()["data"]
+    assert len(kept) == 2
+    assert (await api.ask("DELETE", f"{items}/{kept[0]['id']}")).status_code == 200
+    assert (await api.ask("POST", items, items=[{"role": "user", "content": "x"}])).status_code == 200
 
 
 async def test_tenants_do_not_see_each_other(api: ResponsesApi) -> None:

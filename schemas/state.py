@@ -17,7 +17,10 @@ class Role(StrEnum):
 
 
 class Capabilities(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What an engine can honour. The edge refuses by name what is missing here."""
+    """What an engine can honour. The edge refuses by name what is missing here, but `n`: several choices in one run.
+
+    Where an engine has not that, an edge makes a job of each choice.
+    """
 
     seed: bool = False
     penalties: bool = False

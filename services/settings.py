@@ -165,7 +165,8 @@ class RouterSettings(_Section):
 class ScriptedSettings(_Section):
     """The engine that plays fixed token ids. `scripts` is a JSON file, see services/engine/scripted.py.
 
-    `numerics` goes into `kv_compat`, so that two builds of equal weights can differ, as engines do.
+    `numerics` goes into `kv_compat`, so that two builds of equal weights can differ, as engines do. `n`: several choices in one
+    run; without it an edge makes a job of each, as for TensorRT-LLM.
     """
 
     scripts: Path | None = None
@@ -174,6 +175,7 @@ class ScriptedSettings(_Section):
     block_tokens: int = Field(16, gt=0, le=LARGEST)
     block_bytes: int = Field(4096, ge=128, le=LARGEST)
     numerics: str = "exact"
+    n: bool = True
 
 
 class TrtllmSettings(_Section):

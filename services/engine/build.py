@@ -88,7 +88,7 @@ def build_scripted(files: ModelFiles, settings: Settings, clock: Clock) -> StepE
             parallelism="1",
         ),
         capabilities=Capabilities(
-            seed=True, n=True, logprobs=True, grammar=kinds(grammars), exact_resume=True, prompt_logprobs=True
+            seed=True, n=scripted.n, logprobs=True, grammar=kinds(grammars), exact_resume=True, prompt_logprobs=True
         ),
         context_length=config["max_position_embeddings"],
         vocab_size=config["vocab_size"],

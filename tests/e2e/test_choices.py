@@ -79,3 +79,36 @@ async def test_a_stop_string_ends_its_choice_and_no_block_is_left(scripted_stack
     assert stopped.usage.completion_tokens < free.usage.completion_tokens
     async with operator(up) as op:
         await op.assert_clean()
+
+
+async def test_an_engine_of_one_choice_a_run_gets_a_job_for_each(scripted_stack: StartScripted) -> None:
+    up = scripted_stack(HEADRACE_SCRIPTED__N="false")
+    answer = await whole(up, n=3, logprobs=True)
+    alone = await whole(up, logprobs=True)
+    assert len({choice.message.content for choice in answer.choices}) == 3
+    assert answer.choices[0] == alone.choices[0]
+    again = await whole(up, n=3, logprobs=True)
+    assert again.choices == answer.choices
+    assert answer.usage.prompt_tokens == alone.usage.prompt_tokens
+    assert answer.usage.completion_tokens == sum(len(choice.logprobs.content) for choice in answer.choices) + _ends(answer)
+    async with operator(up) as op:
+        await op.assert_clean()
+
+
+async def test_such_a_client_that_leaves_leaves_nothing(scripted_stack: StartScripted) -> None:
+    up = scripted_stack(HEADRACE_SCRIPTED__N="false", **SLOW_DECODE)
+    async with client(up) as sdk:
+        stream = await sdk.chat.completions.create(**ASKED | {"max_tokens": 400}, n=4, stream=True)
+        begun: set[int] = set()
+        async for chunk in stream:
+            begun |= {choice.index for choice in chunk.choices}
+            if len(begun) == 4:
+                break
+        await stream.close()
+    async with operator(up) as op:
+        await op.assert_clean()
+
+
+def _ends(answer: Any) -> int:
+    """End tokens, which count and have no log-probabilities of their own."""
+    return sum(choice.finish_reason == "stop" for choice in answer.choices)

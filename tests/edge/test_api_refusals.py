@@ -153,7 +153,6 @@ async def test_a_long_path_is_not_repeated() -> None:
 
 
 UNSUPPORTED: list[tuple[str, Any]] = [
-    ("n", 2),
     ("functions", [{}]),
     ("response_format", {"type": "json_object"}),
     ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),

@@ -40,7 +40,6 @@ def _refuse(asked: _Asked) -> None:
 def _of_both(request: GenerationRequest, capabilities: Capabilities) -> _Asked:
     format_ = request.response_format or {"type": "text"}
     return {
-        "n": ((request.n or 1) > 1, capabilities.n),
         "response_format": (format_.get("type") != "text", format_.get("type") in capabilities.grammar),
         "logprobs": (request.alternatives is not None, capabilities.logprobs),
         "prompt_logprobs": (request.prompt_logprobs is not None, capabilities.prompt_logprobs),

@@ -8,6 +8,7 @@ from schemas.errors import Unavailable
 from schemas.job import U64, Grammar, pack_ids, unpack_ids
 from schemas.state import ModelCard
 from services.edge.api.answer import Answer
+from services.edge.api.apart import Apart, take_apart
 from services.edge.api.calls import CallingAnswer, CallTracker
 from services.edge.api.logprobs import TokenLogprobs
 from services.edge.api.parameters import choices, max_tokens, must_be_scorable, sampling
@@ -52,8 +53,13 @@ def draft(
         salt=caller.tenant.salt,
         tier=caller.tier,
         explain=caller.explain,
-        n=choices(asked, limit, settings, card.kv_tokens - len(ids) if card.kv_tokens else None),
+        n=choices(asked, limit, settings, _room(card, len(ids))),
     )
+
+
+def _room(card: ModelCard, prompt_tokens: int) -> int | None:
+    """Tokens that the choices of one run may have together; None: not known, or each is a run of its own."""
+    return card.kv_tokens - prompt_tokens if card.kv_tokens and card.capabilities.n else None
 
 
 async def reserve(served: Served, caller: Caller, jobs: Sequence[Draft], *, param: str = "messages") -> Reservation:
@@ -77,7 +83,7 @@ def start(
     logprobs = [TokenLogprobs(served.text.spell) for _ in texts] if job.sampling.logprobs is not None else ()
     by_token = bool(stops or logprobs)
     return Answer(
-        handle or served.jobs.start(job),
+        handle or _begin(served, job),
         texts,
         prompt_tokens=job.prompt_tokens,
         token_by_token=by_token,
@@ -85,6 +91,14 @@ def start(
         prompt=prompt,
         price=served.settings.price(job.model),
     )
+
+
+def _begin(served: Served, job: Draft) -> Handle:
+    """A job for all choices, or for each, as the model's engines have it."""
+    card = served.jobs.card(job.model)
+    if job.n == 1 or card is None or card.capabilities.n:
+        return served.jobs.start(job)
+    return Apart([served.jobs.start(each) for each in take_apart(job)])
 
 
 def write_prompt(served: Served, job: Draft, table: int | None, echo: Echo | None = None) -> PromptWriter:

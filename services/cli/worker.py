@@ -18,11 +18,12 @@ from services.bus.typed import Refusals
 from services.clock import Clock, SystemClock
 from services.decode.decode import Decode
 from services.engine.build import build_engine
+from services.engine.protocol import DecodeEngine
 from services.kv.transfer.auto import nixl_agent, open_carriers, transfer_client
 from services.kv.transfer.server import SocketTransferServer
 from services.models.obtain import obtain, unless_stopped
+from services.models.partial import in_thread
 from services.models.progress import Logged
-from services.models.store import ModelFiles
 from services.prefill.prefill import Prefill
 from services.settings import Settings, SettingsError, WorkerSettings
 from services.telemetry import names
@@ -43,14 +44,9 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
     nats = settings.nats
     bus = await connect_service(settings, process, role, clock, metrics)
     try:
-        files = await unless_stopped(stop, _obtain(settings, bus, role, clock, metrics))
-        if files is None:  # told to stop before there was anything to serve
+        engine = await _load(settings, bus, role, clock, metrics, stop)
+        if engine is None:  # told to stop before there was anything to serve
             return
-        began = clock.monotonic()
-        engine = build_engine(files, settings, clock, role)
-        await engine.warm_up()
-        loaded = clock.monotonic() - began
-        metrics.gauge(names.MODEL_LOAD_TIME, lambda: loaded)
         worker = Worker(bus, Subjects(nats.prefix), engine, role, clock, metrics, platform.node())
         server = SocketTransferServer(engine.pool, clock=clock)
         phases: list[Phase] = []
@@ -76,16 +72,30 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
         await bus.drain(2.0)
 
 
-async def _obtain(settings: Settings, bus: Bus, role: Role, clock: Clock, metrics: Metrics) -> ModelFiles:
-    """The model's files, and meanwhile an answer to whoever asks why this worker is not there yet."""
+async def _load(
+    settings: Settings, bus: Bus, role: Role, clock: Clock, metrics: Metrics, stop: asyncio.Event
+) -> DecodeEngine | None:
+    """An engine that has answered its first request, and meanwhile an answer to whoever asks why this worker is not there yet.
+
+    None when `stop` was set while the model was fetched. An engine that is being built is not interrupted, for what it has begun
+    (ranks on other GPUs) only itself can end: a stop waits for it, and a second signal does not.
+    """
     progress, weights = Logged(_log, clock), settings.worker.engine != "scripted"
     subject = Subjects(settings.nats.prefix).admin(role, bus.process, "status")
-    began = clock.monotonic()
     async with answering(_service(bus, role, settings.model), subject, settings.model, progress):
-        files = await obtain(settings, settings.model, progress, clock, SystemRandom(), weights=weights)
-    took = clock.monotonic() - began
-    metrics.gauge(names.MODEL_FETCH_TIME, lambda: took)
-    return files
+        began = clock.monotonic()
+        obtaining = obtain(settings, settings.model, progress, clock, SystemRandom(), weights=weights)
+        files = await unless_stopped(stop, obtaining)
+        if files is None:
+            return None
+        fetched = clock.monotonic()
+        progress.begin(f"loading {settings.model} into the {settings.worker.engine} engine")
+        engine = await in_thread(build_engine, files, settings, clock, role)
+        await engine.warm_up()
+        loaded = clock.monotonic()
+    metrics.gauge(names.MODEL_FETCH_TIME, lambda: fetched - began)
+    metrics.gauge(names.MODEL_LOAD_TIME, lambda: loaded - fetched)
+    return engine
 
 
 def _service(bus: Bus, role: Role, model: str) -> Service:

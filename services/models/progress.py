@@ -73,7 +73,7 @@ class Terminal:
 
 
 class Logged:
-    """Lines of the log, and numbers for whoever asks meanwhile: what is done now, how far it is, what was wrong last.
+    """Lines of the log, and numbers for whoever asks meanwhile: what is done now, for how long, how far it is, what was wrong last.
 
     `trouble` is forgotten as soon as something moves.
     """
@@ -86,6 +86,17 @@ class Logged:
         self.doing = ""
         self.done = self.total = 0
         self.trouble = ""
+        self._since = clock.monotonic()
+
+    @property
+    def for_s(self) -> float:
+        """Seconds for which it has been doing that."""
+        return self._clock.monotonic() - self._since
+
+    def begin(self, label: str) -> None:
+        """Something that does not say how far it is."""
+        self._log.info("%s", label)
+        self._now(label, 0)
 
     def say(self, line: str) -> None:
         self._log.info("%s", line)
@@ -96,7 +107,7 @@ class Logged:
 
     @contextmanager
     def bar(self, label: str, total: int) -> Iterator[Advance]:
-        self.doing, self.done, self.total = label, 0, total
+        self._now(label, total)
         began, may_log = self._clock.monotonic(), AtMost(self._clock.monotonic, LOG_EVERY_S)
 
         def advance(count: int) -> None:
@@ -107,3 +118,7 @@ class Logged:
 
         yield advance
         self._log.info("%s: done", label, extra=fields(mb=round(total / 1e6), s=round(self._clock.monotonic() - began, 1)))
+
+    def _now(self, label: str, total: int) -> None:
+        self.doing, self.done, self.total, self.trouble = label, 0, total, ""
+        self._since = self._clock.monotonic()

@@ -1,4 +1,4 @@
-"""What a worker says while its model is on its way: that it is not ready, how far it is, and what is wrong.
+"""What a worker says while its model is on its way, into its engine too: that it is not ready, how far it is, what is wrong.
 
 It is no worker yet: it beats nothing, so no router knows it. Only its `status` verb answers.
 """
@@ -18,10 +18,12 @@ _DRAIN_S = 1.0
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
-    """`done` and `total` in bytes. `trouble`: what was wrong last, "" when things move."""
+    """`for_s`: seconds for which it has been doing that. `done` and `total` in bytes, 0 where nobody knows. `trouble`: what was
+    wrong last, "" when things move."""
 
     model: str
     doing: str
+    for_s: float
     done: int
     total: int
     trouble: str
@@ -35,11 +37,18 @@ class LoadingStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def answering(service: Service, subject: str, model: str, progress: Logged) -> AsyncIterator[None]:
-    """Answers on `subject` what `progress` shows, for as long as the model is obtained. Raises `Disconnected`."""
+    """Answers on `subject` what `progress` shows, for as long as the worker cannot serve. Raises `Disconnected`."""
 
     async def say_status(_: Msg) -> LoadingStatus:
-        doing, done, total = progress.doing or "looking for the model", progress.done, progress.total
-        return LoadingStatus(loading=Loading(model=model, doing=doing, done=done, total=total, trouble=progress.trouble))
+        at = Loading(
+            model=model,
+            doing=progress.doing or "looking for the model",
+            for_s=round(progress.for_s, 1),
+            done=progress.done,
+            total=progress.total,
+            trouble=progress.trouble,
+        )
+        return LoadingStatus(loading=at)
 
     service.endpoint("status", subject, say_status)
     await service.start()

@@ -73,7 +73,7 @@ class Terminal:
 
 
 class Logged:
-    """Lines of the log, and numbers for whoever asks meanwhile: what is done now, for how long, how far it is, what was wrong last.
+    """Lines of the log, and for whoever asks meanwhile: what is done now, for how long, how far it is, what was wrong last.
 
     `trouble` is forgotten as soon as something moves.
     """

@@ -12,8 +12,8 @@ import pytest
 
 from schemas.state import Role
 from services.bus.memory import MemoryBroker, MemoryBus
-from services.clock import SystemClock
 from services.cli import worker
+from services.clock import SystemClock
 from services.engine.build import build_engine
 from services.settings import Settings, WorkerSettings
 from services.telemetry.metrics import Metrics

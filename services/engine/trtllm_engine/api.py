@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.engine.trtllm_engine.contract import VERSION
+from services.engine.trtllm_engine.contract import SPECULATIVE, VERSION
 from services.engine.trtllm_engine.verifier import Verdict, find, verify
 from services.settings import SettingsError
 
@@ -58,7 +58,7 @@ class Llm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """Classes of `tensorrt_llm`, by what they are to us."""
+    """Classes of `tensorrt_llm`, by what they are to us. `speculative`: how one is made of its fields, by decoding type."""
 
     version: str
     llm: Callable[..., Llm]
@@ -67,6 +67,8 @@ class Api:
     disaggregated_params: Callable[..., Any]
     kv_cache_config: Callable[..., Any]
     transceiver_config: Callable[..., Any]
+    speculative: Mapping[str, Callable[[dict[str, Any]], Any]]
+    lora_config: Callable[..., Any]
     lora_request: Callable[..., Any]
     request_error: type[Exception]
 
@@ -96,6 +98,8 @@ def _imported() -> Api:
         disaggregated_params=llmapi.DisaggregatedParams,
         kv_cache_config=llmapi.KvCacheConfig,
         transceiver_config=llmapi.CacheTransceiverConfig,
+        speculative={kind: getattr(llmapi, name).from_dict for kind, name in SPECULATIVE.items()},
+        lora_config=importlib.import_module("tensorrt_llm.lora_helper").LoraConfig,
         lora_request=importlib.import_module("tensorrt_llm.executor.request").LoRARequest,
         request_error=llmapi.RequestError,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ from schemas.state import Role
 from services.clock import Clock
 from services.engine.model_files import read_eos_ids, read_json
 from services.engine.protocol import EngineInfo
+from services.engine.trtllm_engine.adapters import Adapter, lora_config
 from services.engine.trtllm_engine.api import Api, load
 from services.engine.trtllm_engine.capabilities import capabilities
 from services.engine.trtllm_engine.engine import TrtllmEngine
 from services.engine.trtllm_engine.leader import must_lead
-from services.engine.trtllm_engine.options import options
+from services.engine.trtllm_engine.options import Options, options
 from services.kv.hashing import kv_compat
 from services.models.errors import ModelError
 from services.models.store import ModelFiles
@@ -34,13 +35,14 @@ def build(
     context_length = settings.max_context or int(config["max_position_embeddings"])
     quantization = _quantization(files.folder, settings.quantization)
     chosen = options(settings, role, context_length)
+    _must_divide(config, settings.tensor_parallel)
     api = load_api()
     info = EngineInfo(
         name=NAME,
         version=api.version,
         model=files.name,
         weights=files.weights,
-        kv_compat=_kv_compat(files, settings, api.version, quantization),
+        kv_compat=_kv_compat(files, settings, chosen, api.version, quantization),
         capabilities=capabilities(settings),
         context_length=context_length,
         vocab_size=int(config["vocab_size"]),
@@ -54,6 +56,7 @@ def build(
             str(files.folder),
             kv_cache_config=api.kv_cache_config(**chosen.kv_cache),
             cache_transceiver_config=api.transceiver_config(**chosen.transceiver),
+            **_objects(api, settings, chosen),
             **chosen.llm,
         )
     except (ValueError, TypeError) as error:
@@ -67,12 +70,25 @@ def build(
         clock,
         timeout_s=settings.transfer_timeout_s,
         shutdown_s=settings.shutdown_timeout_s,
-        adapters=_adapters(api, settings),
+        adapters=_lora_requests(api, chosen.adapters),
     )
 
 
-def _kv_compat(files: ModelFiles, settings: TrtllmSettings, version: str, quantization: str) -> str:
+def _objects(api: Api, settings: TrtllmSettings, chosen: Options) -> dict[str, Any]:
+    """Arguments of which there is one only where something was asked for."""
+    made: dict[str, Any] = {}
+    if chosen.speculation is not None:
+        made["speculative_config"] = api.speculative[chosen.speculation.kind](chosen.speculation.fields)
+    if chosen.adapters:
+        lora = api.lora_config(**lora_config(chosen.adapters, settings.max_adapter_rank))
+        made |= {"enable_lora": True, "lora_config": lora}
+    return made
+
+
+def _kv_compat(files: ModelFiles, settings: TrtllmSettings, chosen: Options, version: str, quantization: str) -> str:
     """Different parallelism on both sides has given wrong output (NVIDIA/TensorRT-LLM#6507), so only equal engines are paired."""
+    adapters = {adapter.name: adapter.digest for adapter in chosen.adapters}
+    numerics = (settings.dtype, quantization, json.dumps(settings.speculative, sort_keys=True), json.dumps(adapters))
     return kv_compat(
         weights=files.weights,
         kv_dtype=settings.kv_dtype,
@@ -80,7 +96,7 @@ def _kv_compat(files: ModelFiles, settings: TrtllmSettings, version: str, quanti
         layout=f"transceiver {settings.transceiver}",
         engine=NAME,
         engine_version=version,
-        numerics=f"{settings.dtype} {quantization} {json.dumps(settings.speculative, sort_keys=True)}",
+        numerics=" ".join(numerics),
         parallelism=f"tp{settings.tensor_parallel} pp{settings.pipeline_parallel}",
     )
 
@@ -103,9 +119,13 @@ def _quantization(folder: Path, wanted: str) -> str:
     return found
 
 
-def _adapters(api: Api, settings: TrtllmSettings) -> dict[str, Any]:
+def _must_divide(config: dict[str, Any], parts: int) -> None:
+    """Each of `parts` GPUs computes whole attention heads."""
+    heads = config.get("num_attention_heads")
+    if isinstance(heads, int) and heads % parts:
+        raise SettingsError(f"trtllm.tensor_parallel: the model's {heads} attention heads cannot be shared by {parts} GPUs")
+
+
+def _lora_requests(api: Api, adapters: Sequence[Adapter]) -> dict[str, Any]:
     """Numbered from 1, in order of their names, so that all workers of a pool number them alike."""
-    return {
-        name: api.lora_request(name, number, str(folder))
-        for number, (name, folder) in enumerate(sorted(settings.adapters.items()), start=1)
-    }
+    return {each.name: api.lora_request(each.name, number, str(each.folder)) for number, each in enumerate(adapters, start=1)}

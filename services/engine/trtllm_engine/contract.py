@@ -20,6 +20,17 @@ DISAGGREGATED = "disaggregated_params.DisaggregatedParams"
 RESULT, COMPLETION = "executor.result.GenerationResult (base of RequestOutput)", "executor.result.CompletionOutput"
 ARGS_EXACT, ARGS_NEAR = "llm args seen exact in 1.2.1", "llm args near"
 REQUEST_ERROR = "executor.utils.RequestError"
+LORA_REQUEST, LORA_CONFIG = "executor.request.LoRARequest", "lora_helper.LoraConfig"
+SPECULATIVE_BASE = "llmapi.DecodingBaseConfig"
+SPECULATIVE = {
+    "Eagle": "EagleDecodingConfig",
+    "MTP": "MTPDecodingConfig",
+    "NGram": "NGramDecodingConfig",
+    "DraftTarget": "DraftTargetDecodingConfig",
+    "AUTO": "AutoDecodingConfig",
+}
+"""By decoding type, the class in `llmapi`. Those of 1.2.1 that its PyTorch backend serves: without Medusa and Lookahead, which it
+has not, UserProvided, which takes objects, and SaveState, which only writes files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class TrtllmEngine:
         self._clock = clock
         self._timeout_s = timeout_s
         self._shutdown_s = shutdown_s
-        self._adapters = adapters or {}
+        self.adapters = adapters or {}
         self._canary = Canary(api, llm, info)
         self._mirror = Mirror(info.block_tokens)
         self._books = Books(self.pool, info.block_tokens, timeout_s, clock)
@@ -201,7 +201,7 @@ class TrtllmEngine:
         if spec.run in self._requests:
             raise LedgerError("this run computes here already")
         admit(self.info, spec, tuple(first))
-        if spec.adapter is not None and spec.adapter not in self._adapters:
+        if spec.adapter is not None and spec.adapter not in self.adapters:
             raise UnsupportedParameter("this adapter is not loaded", param="model")
 
     def _generate(self, spec: RunSpec, disaggregated: Any, *, streaming: bool) -> Result:
@@ -210,7 +210,7 @@ class TrtllmEngine:
                 list(spec.trunk),
                 sampling_params(self.api, spec.sampling, len(spec.choices[0].generated), self.info.eos_ids),
                 streaming=streaming,
-                lora_request=None if spec.adapter is None else self._adapters[spec.adapter],
+                lora_request=None if spec.adapter is None else self.adapters[spec.adapter],
                 disaggregated_params=disaggregated,
                 cache_salt=spec.salt.hex() or None,
             )

@@ -1,30 +1,30 @@
 """Our settings as the arguments of TensorRT-LLM's `LLM`.
 
-Pure. Invariants: `kv_transfer_timeout_ms` is set always; what computes prompts runs without the overlap scheduler, as 1.2.1
-wants it; `extra` neither invents an argument nor replaces one that a setting stands for.
+Pure, but for a look at the adapters' folders. Invariants: `kv_transfer_timeout_ms` is set always; what computes prompts runs
+without the overlap scheduler, as 1.2.1 wants it; `extra` neither invents an argument nor replaces one that a setting stands for.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from schemas.state import Role
+from services.engine.trtllm_engine.adapters import Adapter, read_adapters
 from services.engine.trtllm_engine.contract import KV_CACHE, TRANSCEIVER, argument_names, names
+from services.engine.trtllm_engine.speculation import Speculation, speculation
 from services.settings import SettingsError, TrtllmSettings
-
-_SPECULATIVE = ("DraftTarget", "Eagle", "Medusa", "MTP", "NGram", "UserProvided", "SaveHiddenStates", "Auto")
-"""The union of 1.2.1 without Lookahead, which its PyTorch backend does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Arguments of `LLM(model, …)`, and of the two configurations that are classes of the package."""
+    """Arguments of `LLM(model, …)`, and of what is an object of a class of the package."""
 
     llm: dict[str, Any]
     kv_cache: dict[str, Any]
     transceiver: dict[str, Any]
+    speculation: Speculation | None
+    adapters: tuple[Adapter, ...]
 
 
 def options(settings: TrtllmSettings, role: Role, context_length: int) -> Options:
@@ -48,11 +48,6 @@ def options(settings: TrtllmSettings, role: Role, context_length: int) -> Option
     }
     if settings.guided_decoding:
         llm["guided_decoding_backend"] = settings.guided_decoding
-    if settings.speculative:
-        llm["speculative_config"] = _speculative(settings)
-    if settings.adapters:
-        _must_exist(settings.adapters)
-        llm |= {"enable_lora": True, "lora_config": {"max_lora_rank": settings.max_adapter_rank}}
     kv_cache = {
         "free_gpu_memory_fraction": settings.kv_fraction,
         "enable_block_reuse": settings.block_reuse,
@@ -67,7 +62,8 @@ def options(settings: TrtllmSettings, role: Role, context_length: int) -> Option
         "kv_transfer_timeout_ms": max(1, round(1000 * settings.transfer_timeout_s)),
         **extra.pop("cache_transceiver_config", {}),
     }
-    return Options(llm | extra, kv_cache, transceiver)
+    speculative = speculation(settings.speculative) if settings.speculative else None
+    return Options(llm | extra, kv_cache, transceiver, speculative, read_adapters(settings))
 
 
 _OURS = frozenset(
@@ -106,16 +102,3 @@ def _check_config(name: str, value: Any) -> None:
             raise SettingsError(f"trtllm.extra.{name}.{key}: has a setting of its own")
         if key not in names(_CONFIG_FACTS[name]):
             raise SettingsError(f"trtllm.extra.{name}.{key}: TensorRT-LLM 1.2.1 has no such field")
-
-
-def _speculative(settings: TrtllmSettings) -> dict[str, Any]:
-    kind = settings.speculative.get("decoding_type")
-    if kind not in _SPECULATIVE:
-        raise SettingsError(f"trtllm.speculative.decoding_type: {kind!r} is none of {', '.join(_SPECULATIVE)}")
-    return dict(settings.speculative)
-
-
-def _must_exist(adapters: dict[str, Path]) -> None:
-    for name, folder in adapters.items():
-        if not folder.is_dir():
-            raise SettingsError(f"trtllm.adapters.{name}: there is no folder {folder}")

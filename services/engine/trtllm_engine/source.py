@@ -96,6 +96,6 @@ def _field_default(node: ast.expr | None) -> Any:
     given = {word.arg: word.value for word in node.keywords}
     if "default_factory" in given:
         made = ast.unparse(given["default_factory"])
-        return "[]" if made == "list" else f"{made}()"
+        return {"list": "[]", "dict": "{}"}.get(made, f"{made}()")
     default = given.get("default", node.args[0] if node.args else None)
     return NO_DEFAULT if default is None or (isinstance(default, ast.Constant) and default.value is ...) else literal(default)

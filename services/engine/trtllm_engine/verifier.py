@@ -104,6 +104,10 @@ def _findings(files: _Files) -> Iterator[Finding]:
         (contract.KV_CACHE, "llmapi/llm_args.py", "KvCacheConfig"),
         (contract.ARGS_EXACT, "llmapi/llm_args.py", "TorchLlmArgs"),
         (contract.ARGS_NEAR, "llmapi/llm_args.py", "TorchLlmArgs"),
+        (contract.SPECULATIVE_BASE, "llmapi/llm_args.py", "DecodingBaseConfig"),
+        *((f"llmapi.{name}", "llmapi/llm_args.py", name) for name in contract.SPECULATIVE.values()),
+        (contract.LORA_REQUEST, "executor/request.py", "LoRARequest"),
+        (contract.LORA_CONFIG, "lora_helper.py", "LoraConfig"),
     ):
         yield _fields(fact, files.get(file), owner)
     yield _result(files.get("executor/result.py"))
@@ -168,7 +172,8 @@ def _differences(fact: str, found: tuple[Parameter, ...]) -> Iterator[str]:
 def _unrecorded(fact: str, found: tuple[Parameter, ...]) -> tuple[str, ...]:
     if fact in (contract.ARGS_EXACT, contract.ARGS_NEAR):
         return ()  # only a part of that class was recorded
-    return tuple(f"{parameter.name} is not recorded" for parameter in found if parameter.name not in contract.names(fact))
+    known = contract.names(fact) | (contract.names(contract.SPECULATIVE_BASE) if fact.endswith("DecodingConfig") else frozenset())
+    return tuple(f"{parameter.name} is not recorded" for parameter in found if parameter.name not in known)
 
 
 def _result(source: Source | None) -> Finding:

@@ -15,7 +15,8 @@ from hashlib import blake2b
 from typing import Any
 
 from services.engine.trtllm_engine.api import Api
-from services.engine.trtllm_engine.contract import VERSION
+from services.engine.trtllm_engine.contract import SPECULATIVE, VERSION
+from tests.engine.trtllm_engine import configurations
 
 EOS = 0
 VOCAB = 300
@@ -356,6 +357,8 @@ class LLM:
         for name in kwargs:
             if name not in argument_names():
                 raise ValueError(f"LLM got invalid argument: {name}")
+        _must_be(kwargs.get("speculative_config"), configurations.DecodingBaseConfig)
+        _must_be(kwargs.get("lora_config"), configurations.LoraConfig)
         self._skip_tokenizer = skip_tokenizer_init
         self._executor = Executor(self.world, kwargs)
         self.world.engines.append(self._executor)
@@ -385,7 +388,10 @@ class LLM:
         kind = None if disaggregated_params is None else disaggregated_params.request_type
         if kind == "context_only":
             sampling_params.max_tokens = 1  # in the caller's object
-        return self._executor.submit(list(inputs), sampling_params, streaming, disaggregated_params, cache_salt or "")
+        _must_be(lora_request, configurations.LoRARequest)
+        return self._executor.submit(
+            list(inputs), sampling_params, streaming, disaggregated_params, cache_salt or "", lora_request
+        )
 
     def get_stats(self, timeout: float | None = 2) -> list[Any]:
         raise NotImplementedError
@@ -406,11 +412,10 @@ class LLM:
         time.sleep(self.world.shutdown_s)
 
 
-@dataclass
-class LoRARequest:
-    lora_name: str
-    lora_int_id: int
-    lora_path: str = ""
+def _must_be(value: Any, kind: type) -> None:
+    """Tables are made into objects by the command line of the package only."""
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(f"{value!r} is no {kind.__name__}")
 
 
 def api(world: World) -> Api:
@@ -423,6 +428,8 @@ def api(world: World) -> Api:
         disaggregated_params=DisaggregatedParams,
         kv_cache_config=KvCacheConfig,
         transceiver_config=CacheTransceiverConfig,
-        lora_request=LoRARequest,
+        speculative={kind: getattr(configurations, name).from_dict for kind, name in SPECULATIVE.items()},
+        lora_config=configurations.LoraConfig,
+        lora_request=configurations.LoRARequest,
         request_error=RequestError,
     )

@@ -40,7 +40,11 @@ def _files() -> dict[str, str]:
         "llmapi/llm_args.py": _model("CacheTransceiverConfig", contract.TRANSCEIVER)
         + _model("KvCacheConfig", contract.KV_CACHE)
         + _model("BaseLlmArgs", contract.ARGS_EXACT)
-        + _model("TorchLlmArgs", contract.ARGS_NEAR, "BaseLlmArgs"),
+        + _model("TorchLlmArgs", contract.ARGS_NEAR, "BaseLlmArgs")
+        + _model("DecodingBaseConfig", contract.SPECULATIVE_BASE)
+        + "".join(_model(name, f"llmapi.{name}", "DecodingBaseConfig") for name in contract.SPECULATIVE.values()),
+        "executor/request.py": "@dataclass(slots=True)\n" + _model("LoRARequest", contract.LORA_REQUEST),
+        "lora_helper.py": "@dataclass\n" + _model("LoraConfig", contract.LORA_CONFIG),
         "disaggregated_params.py": "@dataclass(slots=True, kw_only=True)\n"
         + _model("DisaggregatedParams", contract.DISAGGREGATED),
         "sampling_params.py": _model("SamplingParams", contract.SAMPLING)
@@ -63,7 +67,7 @@ def _method(name: str, fact: str, more: str = "") -> str:
 
 def _model(name: str, fact: str, base: str = "") -> str:
     rows = "".join(f"    {one.name}: object = {_field(one.default)}\n" for one in contract.parameters(fact))
-    return f"class {name}{f'({base})' if base else ''}:\n{rows}"
+    return f"class {name}{f'({base})' if base else ''}:\n" + (rows or "    pass\n")
 
 
 def _parameter(one: Parameter) -> str:
@@ -74,8 +78,8 @@ def _field(default: Any) -> str:
     """As pydantic or dataclasses write it."""
     if default is NO_DEFAULT:
         return "Field(...)"
-    if default == "[]":
-        return "field(default_factory=list)"
+    if default in ("[]", "{}"):
+        return f"field(default_factory={'list' if default == '[]' else 'dict'})"
     if isinstance(default, str) and default.endswith("()"):
         return f"Field(default_factory={default[:-2]})"
     return f"Field(default={default!r}, description='')"

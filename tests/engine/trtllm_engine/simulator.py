@@ -28,6 +28,7 @@ class Request:
     streaming: bool
     given: DisaggregatedParams | None
     salt: str
+    lora: Any
     result: GenerationResult
     submitted: float
     blocks: int = 0
@@ -77,13 +78,13 @@ class Executor:
     # what the API calls
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, streaming: bool, given: DisaggregatedParams | None, salt: str
+        self, prompt: list[int], params: SamplingParams, streaming: bool, given: DisaggregatedParams | None, salt: str, lora: Any
     ) -> GenerationResult:
         kind = "context_and_generation" if given is None or given.request_type is None else given.request_type
         self._check(kind, prompt, given)
         self._ids += 1
         result = GenerationResult(self, self._ids, prompt)
-        request = Request(self._ids, kind, prompt, params, streaming, given, salt, result, time.monotonic())
+        request = Request(self._ids, kind, prompt, params, streaming, given, salt, lora, result, time.monotonic())
         self.queue.append(request)
         self.asked.append(request)
         if self._task is None:
@@ -255,7 +256,8 @@ class Executor:
 
     def _hashes(self, request: Request, ids: list[int]) -> list[tuple[int, list[int]]]:
         full = range(0, len(ids) - self.block_tokens + 1, self.block_tokens)
-        path = [(request.salt, ids[: start + self.block_tokens]) for start in full]
+        adapter = request.lora.lora_int_id if request.lora else 0
+        path = [(request.salt, adapter, ids[: start + self.block_tokens]) for start in full]
         names = [int.from_bytes(blake2b(repr(item).encode(), digest_size=8).digest(), "big") for item in path]
         return [(name, ids[start : start + self.block_tokens]) for name, start in zip(names, full, strict=True)]
 

@@ -16,7 +16,9 @@ from services.engine.trtllm_engine.engine import TrtllmEngine
 from services.engine.trtllm_engine.leader import must_lead
 from services.models.store import ModelFiles
 from services.settings import Settings, SettingsError, TrtllmSettings, WorkerSettings
+from tests.engine.trtllm_engine.configurations import LoRARequest
 from tests.engine.trtllm_engine.double import World, api
+from tests.engine.trtllm_engine.test_adapters import write_adapter
 
 ROOT = Path(__file__).parents[3]
 
@@ -46,7 +48,24 @@ def test_only_equal_engines_are_paired(files: ModelFiles) -> None:
     assert len({plain, *(made(files, **other).info.kv_compat for other in others)}) == 5
 
 
+def test_speculation_and_adapters_reach_the_engine_as_its_own_objects(files: ModelFiles, tmp_path: Path) -> None:
+    """It takes no tables: its double refuses them, as pydantic's strict unions do."""
+    sql = write_adapter(tmp_path / "sql")
+    engine = made(files, speculative={"decoding_type": "NGram", "max_draft_len": 4}, adapters={"sql": sql})
+    assert engine.adapters == {"sql": LoRARequest("sql", 1, str(sql))}
+
+
+def test_engines_of_other_adapters_under_one_name_are_not_paired(files: ModelFiles, tmp_path: Path) -> None:
+    folders = [write_adapter(tmp_path / "a"), write_adapter(tmp_path / "b"), write_adapter(tmp_path / "c", weights=b"other")]
+    identities = [made(files, adapters={"sql": folder}).info.kv_compat for folder in folders]
+    assert identities[0] == identities[1]
+    assert len({*identities, made(files).info.kv_compat}) == 3
+
+
 def test_what_cannot_be_is_named(files: ModelFiles) -> None:
+    (files.folder / "config.json").write_text(files.config.read_text().replace("{", '{"num_attention_heads": 32, ', 1))
+    with pytest.raises(SettingsError, match=r"trtllm.tensor_parallel: the model's 32 attention heads .* 3 GPUs"):
+        made(files, tensor_parallel=3)
     with pytest.raises(SettingsError, match=r"trtllm.quantization: .* says FP8, not nvfp4"):
         made(files, quantization="nvfp4")
     with pytest.raises(SettingsError, match="which is not installed"):

@@ -11,7 +11,7 @@ import pytest
 
 from services.engine.trtllm_engine import contract
 from services.engine.trtllm_engine.contract import NO_DEFAULT, Parameter
-from tests.engine.trtllm_engine import double
+from tests.engine.trtllm_engine import configurations, double
 from tests.engine.trtllm_engine.double import (
     CacheTransceiverConfig,
     DisaggregatedParams,
@@ -52,6 +52,9 @@ def test_signatures_are_those_of_the_contract(fact: str, function: Any) -> None:
         ("llmapi.GuidedDecodingParams", double.GuidedDecodingParams),
         (contract.KV_CACHE, double.KvCacheConfig),
         (contract.TRANSCEIVER, double.CacheTransceiverConfig),
+        (contract.SPECULATIVE_BASE, configurations.DecodingBaseConfig),
+        (contract.LORA_CONFIG, configurations.LoraConfig),
+        (contract.LORA_REQUEST, configurations.LoRARequest),
     ],
 )
 def test_fields_are_those_of_the_contract(fact: str, made: type) -> None:
@@ -61,6 +64,14 @@ def test_fields_are_those_of_the_contract(fact: str, made: type) -> None:
     for absent in contract.fact(fact).get("absent_in_1.2.1", ()):
         with pytest.raises(TypeError):
             made(**{absent: 1})
+
+
+@pytest.mark.parametrize("name", contract.SPECULATIVE.values())
+def test_speculative_configurations_are_those_of_the_contract(name: str) -> None:
+    made = getattr(configurations, name)
+    base = len(contract.parameters(contract.SPECULATIVE_BASE))
+    assert [_field(one) for one in dataclasses.fields(made)][base:] == list(contract.parameters(f"llmapi.{name}"))
+    assert contract.SPECULATIVE[contract.fact(f"llmapi.{name}")["decoding_type"]] == name
 
 
 def test_a_result_has_what_the_contract_names() -> None:

@@ -31,9 +31,8 @@ def test_what_computes_prompts_runs_without_overlap() -> None:
 
 
 def test_every_argument_is_one_that_was_recorded() -> None:
-    everything = made(guided_decoding="xgrammar", speculative={"decoding_type": "NGram"}, extra={"env_overrides": {}})
-    known = contract.argument_names() | {"dtype", "max_lora_rank"}
-    assert set(everything.llm) <= known
+    everything = made(guided_decoding="xgrammar", extra={"env_overrides": {}})
+    assert set(everything.llm) <= contract.argument_names()
     assert set(everything.kv_cache) <= contract.names(contract.KV_CACHE)
     assert set(everything.transceiver) <= contract.names(contract.TRANSCEIVER)
 
@@ -48,7 +47,6 @@ def test_every_argument_is_one_that_was_recorded() -> None:
         ({"extra": {"kv_cache_config": {"blocks": 64}}}, "kv_cache_config.blocks"),
         ({"extra": {"kv_cache_config": 3}}, "is no table"),
         ({"extra": {"cache_transceiver_config": {"transceiver_runtime": "PYTHON"}}}, "transceiver_runtime"),
-        ({"speculative": {"decoding_type": "Lookahead"}}, "decoding_type"),
         ({"adapters": {"a": Path("/nowhere/at/all")}}, "trtllm.adapters.a"),
         ({"pipeline_parallel": 2}, "pipeline_parallel"),
     ],

@@ -2,6 +2,9 @@
 
 One NATS message carries the records of one engine step that share a `reply_to`; its NATS reply subject is the sender's
 control subject. A frame's index *is* its sequence number.
+
+Owners keep the records of each run for a while, hundreds of thousands together: so the garbage collector does not track them
+(`gc=False`), which is right as long as nothing in them can refer back to them.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
-class Logprob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Logprob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """Log-probability (natural) of one token and, when asked for, of the most likely ones as (id, logprob).
 
     `rank`: of a prompt's token, its place among all tokens in order of likelihood, 1 = the most likely; 0 = not said.
@@ -37,7 +40,7 @@ PROMPT = -1
 at least 1, because the first token has nothing before it."""
 
 
-class Frame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Frame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """Tokens `index`, `index`+1, … of one choice, or of the prompt. `cached_tokens` and `compute_s` are of this attempt so far.
 
     `logprobs`: none, or one a token. Those of the prompt come before the first token of any choice.
@@ -62,7 +65,7 @@ class Frame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
             require(self.index >= 1 and bool(self.logprobs), "a frame of the prompt has no logprobs")
 
 
-class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """A change of an attempt's state. `owned` is an event (`reason="owned"`); every attempt ends with a terminal one."""
 
     run: int
@@ -94,7 +97,7 @@ class Frames(Message, frozen=True, omit_defaults=True, kw_only=True, tag="frames
     events: tuple[Event, ...] = ()
 
 
-class DigestEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class DigestEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """Where a run stands: `last` holds (choice, index of its last token).
 
     By `attempt` and `hop` an edge that never heard *owned* of this run adopts or refuses it.

@@ -70,7 +70,9 @@ class Decode:
 
     def _unusable(self, handoff: Handoff) -> str:
         info = self._engine.info
-        filled, alone = len(RunSpec.of(handoff.run, handoff.job).trunk), len(handoff.job.open_choices) == 1
+        choices = handoff.job.open_choices
+        alone = len(choices) == 1
+        filled = handoff.job.prompt_tokens + (len(choices[0].generated) if alone else 0)
         if handoff.kv_compat != info.kv_compat:
             return "other_kv"
         if handoff.ticket is None or (alone and not handoff.first) or len(handoff.blocks) != -(-filled // info.block_tokens):

@@ -52,6 +52,11 @@ class SequenceBlocks:
         sequence.computed = len(sequence.ids)
         self.seal(sequence)
 
+    def may_lack(self, sequence: Sequence) -> bool:
+        """Whether `grow` may have something to do: mostly it has not, and this is asked before each step."""
+        is_full = len(sequence.ids) > len(sequence.blocks) * self._info.block_tokens
+        return is_full or len(sequence.spec.choices) > 1
+
     def grow(self, sequence: Sequence) -> None:
         """Make room for all of the sequence's ids; what it writes next is its own. Raises PoolExhausted."""
         self._own_tail(sequence)
@@ -78,6 +83,8 @@ class SequenceBlocks:
     def filled(self, sequence: Sequence) -> None:
         """A step has computed more of it: seal what became full, with the checksums that readers elsewhere compare."""
         before = sequence.sealed
+        if sequence.computed // self._info.block_tokens == before:
+            return
         self.seal(sequence)
         self._pool.attest(sequence.blocks[before : sequence.sealed])
 
@@ -96,8 +103,9 @@ class SequenceBlocks:
 
     def must_be_writable(self, chunk: Chunk) -> None:
         """Raises LedgerError when the chunk would write into a block that is shared or sealed: a bug of ours."""
-        first, end = chunk.start // self._info.block_tokens, self.needed(chunk.end)
-        shared = [block for block in chunk.sequence.blocks[first:end] if not self._pool.writable(block)]
+        tokens = self._info.block_tokens
+        written = chunk.sequence.blocks[chunk.start // tokens : -(-(chunk.start + chunk.count) // tokens)]
+        shared = [block for block in written if not self._pool.writable(block)]
         if shared:
             raise LedgerError(f"run {chunk.sequence.run} would write into shared blocks {shared}")
 

@@ -200,7 +200,7 @@ class StepEngine:
         ended = self._runs.take_ended()
         if self._on_step is not None and (report.tokens or report.prompts or report.prefilled or ended or report.seconds):
             preemptions = self._residency.take_preemptions()
-            self._on_step(replace(report, ended=ended, preemptions=preemptions))
+            self._on_step(replace(report, ended=ended, preemptions=preemptions) if ended or preemptions else report)
 
 
 def _say_why_it_died(task: asyncio.Task[None]) -> None:

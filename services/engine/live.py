@@ -56,7 +56,7 @@ class LiveRuns:
 
     def end_refused(self) -> None:
         """Runs whose grammar turned out to be refused."""
-        for sequence in self.sequences():
+        for sequence in [sequence for sequence in self.sequences() if sequence.grammar is not None]:
             if (refusal := sequence.refusal) and self.computes(sequence):
                 self.end(sequence.run, State.FAILED, refusal, InvalidRequest.code)
 

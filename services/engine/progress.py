@@ -16,7 +16,7 @@ from services.engine.live import LiveRuns
 from services.engine.protocol import EngineInfo, PromptOutput, RunTotals, StepReport, TokenOutput
 from services.engine.runner import Drawn, Failed, Outcome, Sampled, Scored
 from services.engine.scheduler import Chunk, Step
-from services.engine.sequence import Sequence
+from services.engine.sequence import TRUNK, Sequence
 
 
 class Progress:
@@ -31,12 +31,12 @@ class Progress:
         prompts: list[PromptOutput] = []
         drafted = accepted = 0
         prefilled: dict[int, RunTotals] = {}
-        total = sum(chunk.count for chunk in step.chunks)
+        each = seconds / max(1, sum([chunk.count for chunk in step.chunks]))
         for position, chunk in enumerate(step.chunks):
             sequence = chunk.sequence
             if not self._runs.computes(sequence):
                 continue  # another choice failed in this step, and with it the run
-            sequence.totals.compute_s += seconds * chunk.count / total
+            sequence.totals.compute_s += each * chunk.count
             if sequence.cancelled:
                 self._runs.leave(sequence, sequence.ending)
             elif outcomes is not None:
@@ -45,7 +45,8 @@ class Progress:
                     prompts.append(PromptOutput(sequence.run, chunk.start + 1, outcome.logprobs))
                     outcome = outcome.drawn
                 news = self._move_on(chunk, outcome, prefilled)
-                drafted, accepted = drafted + len(chunk.draft), accepted + max(0, len(news) - 1) * bool(chunk.draft)
+                if chunk.draft:
+                    drafted, accepted = drafted + len(chunk.draft), accepted + max(0, len(news) - 1)
                 tokens += news
         return StepReport(tuple(tokens), prefilled, seconds=seconds, drafted=drafted, accepted=accepted, prompts=tuple(prompts))
 
@@ -60,7 +61,12 @@ class Progress:
         self._blocks.filled(sequence)
         if outcome is None and not sequence.branching:
             return []  # more of its prompt is to come
-        return self._draw(sequence, outcome or (), prefilled)
+        if sequence.choice == TRUNK:
+            return self._branch(sequence, outcome or (), prefilled)
+        (drawn,) = outcome or ()
+        output = self._append(sequence, drawn)
+        self._go_on(sequence, [] if output.finish is not None else [sequence], prefilled)
+        return [output]
 
     def _accept(self, chunk: Chunk, drawn: tuple[Sampled, ...]) -> list[TokenOutput]:
         """One token more than the draft guessed right, or those up to one that ends the choice."""
@@ -76,13 +82,17 @@ class Progress:
             self._runs.leave(sequence, State.FINISHED)
         return outputs
 
-    def _draw(self, sequence: Sequence, drawn: tuple[Sampled, ...], prefilled: dict[int, RunTotals]) -> list[TokenOutput]:
-        """Gives each choice that drew its token, and sees what becomes of the run."""
-        going = sequence.branches() if sequence.branching else [sequence]
-        tokens = dict(zip(sequence.drawing, drawn, strict=True))
+    def _branch(self, trunk: Sequence, drawn: tuple[Sampled, ...], prefilled: dict[int, RunTotals]) -> list[TokenOutput]:
+        """Gives each choice that begins here its first token."""
+        going = trunk.branches()
+        tokens = dict(zip(trunk.drawing, drawn, strict=True))
         outputs = [self._append(each, tokens[each.choice]) for each in going if each.choice in tokens]
         ended = {output.choice for output in outputs if output.finish is not None}
-        going = [each for each in going if each.choice not in ended]
+        self._go_on(trunk, [each for each in going if each.choice not in ended], prefilled)
+        return outputs
+
+    def _go_on(self, sequence: Sequence, going: list[Sequence], prefilled: dict[int, RunTotals]) -> None:
+        """What becomes of the run: `going` of the sequence's choices have not ended."""
         if not going:
             self._runs.leave(sequence, State.FINISHED)
         elif not sequence.then_decode:
@@ -91,7 +101,6 @@ class Progress:
         elif sequence.branching:
             self._blocks.branch(sequence, going)
             self._runs.put(going)
-        return outputs
 
     def _append(self, sequence: Sequence, drawn: Sampled) -> TokenOutput:
         sequence.ids.append(drawn.token)

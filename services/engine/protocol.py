@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from schemas.errors import InternalError
 from schemas.handoff import FirstToken
 from schemas.job import Choice, Job, Sampling, Tier, unpack_ids
@@ -87,9 +89,11 @@ class RunTotals:
     opaque: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
-    """One sampled token; `index` counts the choice's generated tokens from 0. `compute_s` is the run's total so far."""
+class TokenOutput(msgspec.Struct, frozen=True, gc=False):
+    """One sampled token; `index` counts the choice's generated tokens from 0. `compute_s` is the run's total so far.
+
+    A struct, not a dataclass: one is made for each token.
+    """
 
     run: int
     choice: int

@@ -70,8 +70,11 @@ class Residency:
         None: whoever is resident now can compute.
         """
         self._pool.withheld = 0
+        wanting = {s.run for s in self._runs.sequences() if s.swapped_at is not None or self._blocks.may_lack(s)}
+        if not wanting:
+            return None
         move = None
-        for run in sorted(self._runs.runs(), key=lambda run: precedence(run[0])):
+        for run in sorted(map(self._runs.of, wanting), key=lambda run: precedence(run[0])):
             move = self._make_room(run) if run[0].swapped_at is None else self._bring_back(run)
             if move is not None:
                 break

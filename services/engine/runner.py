@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from schemas.reply import Logprob
 from services.engine.scheduler import Step
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True, gc=False):
     """One token drawn for a chunk that samples. `complete`: its grammar takes nothing after it, so the choice ends."""
 
     token: int

@@ -9,19 +9,20 @@ that came up to `AHEAD_S` before it, also when they are half computed: those wai
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from schemas.job import Tier
 from services.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """Compute tokens `start`..`start+count-1` of a sequence; `samples`: the last one yields the next token, or several.
 
     The last of them may be a `draft`, a guess at what comes after the sequence's own ids: then each of these, and the token
-    before them, yields the one that really comes next.
+    before them, yields the one that really comes next. A struct: it is made for each row of each step.
     """
 
     sequence: Sequence
@@ -55,11 +56,14 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    chunks: tuple[Chunk, ...]
+    """`prompt_tokens`: how many of its tokens are a prompt's."""
 
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(chunk.count for chunk in self.chunks if not chunk.sequence.decoding)
+    chunks: tuple[Chunk, ...]
+    prompt_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        prompts = sum([chunk.count for chunk in self.chunks if not chunk.sequence.decoding])
+        object.__setattr__(self, "prompt_tokens", prompts)
 
 
 AHEAD_S = 5.0
@@ -108,11 +112,13 @@ class ChunkedScheduler:
         return max(self._alone_tokens, self._budget(decode_rows=0))
 
     def plan(self, sequences: Iterable[Sequence]) -> Step | None:
-        listed = list(sequences)
-        decode = [s for s in listed if s.decoding and s.computable][: self._max_batch]
-        chunks = [Chunk(sequence, sequence.computed, 1, samples=True) for sequence in decode]
-        budget, scoring = self._budget(len(decode)), SCORED
-        for sequence in sorted((s for s in listed if not s.decoding), key=turn):
+        decode, prompts = list[Sequence](), list[Sequence]()
+        for sequence in sequences:
+            (decode if sequence.decoding else prompts).append(sequence)
+        rows = [sequence for sequence in decode if sequence.computable][: self._max_batch]
+        chunks = [Chunk(sequence, sequence.computed, 1, True) for sequence in rows]
+        budget, scoring = self._budget(len(rows)), SCORED
+        for sequence in sorted(prompts, key=turn):
             count = min(sequence.computable, budget, scoring if sequence.scoring else budget)
             if count > 0:
                 last = count == sequence.uncomputed

@@ -89,7 +89,7 @@ class ScriptedRunner:
         scripts: Iterable[Script] = (),
         timing: Timing = Timing(),
     ) -> None:
-        self._pool = pool
+        self._memory, self._block_bytes = pool.memory, pool.block_bytes
         self._block_tokens = block_tokens
         self._vocab = vocab
         self._size = max(*vocab, eos_id) + 1
@@ -97,6 +97,7 @@ class ScriptedRunner:
         self._scripts = tuple(scripts)
         self._timing = timing
         self._chosen: dict[tuple[int, int], Script | None] = {}
+        self._checked: set[tuple[int, int]] = set()
         self._stalled: set[Script] = set()
 
     async def execute(self, step: Step) -> list[Outcome] | None:
@@ -105,7 +106,7 @@ class ScriptedRunner:
             await asyncio.sleep(seconds)
         if not await self._wait(self._duration(step), sequences):
             return None
-        if any(chunk.samples and self._kills(chunk) for chunk in step.chunks):
+        if self._scripts and any(chunk.samples and self._kills(chunk) for chunk in step.chunks):
             await asyncio.sleep(_SLICE_S)  # a real engine dies beside the event loop, not ahead of what it still has to send
             os.kill(os.getpid(), signal.SIGKILL)
         self._forget_ended(sequences)
@@ -113,14 +114,18 @@ class ScriptedRunner:
 
     async def close(self) -> None:
         self._chosen.clear()
+        self._checked.clear()
 
     def _duration(self, step: Step) -> float:
         decode = self._timing.decode_step_s if any(chunk.sequence.decoding for chunk in step.chunks) else 0.0
-        scripted = max((s.step_s for c in step.chunks if (s := self._script(c.sequence)) is not None), default=0.0)
+        scripts = [self._script(chunk.sequence) for chunk in step.chunks] if self._scripts else []
+        scripted = max((script.step_s for script in scripts if script is not None), default=0.0)
         return max(step.prompt_tokens * self._timing.prefill_token_s, decode, scripted)
 
     def _stall(self, step: Step) -> float:
         """Seconds to stand still before this step."""
+        if not self._scripts:
+            return 0.0
         drawn = [(self._script(chunk.sequence), chunk.sequence.generated) for chunk in step.chunks if chunk.samples]
         stalling = {script for script, index in drawn if script and script.stall_at == index} - self._stalled
         self._stalled |= stalling
@@ -141,7 +146,7 @@ class ScriptedRunner:
         for position, token in enumerate(chunk.ids, chunk.start):
             fingerprint = _link(fingerprint, token)
             fingerprints.append(fingerprint)
-            _SLOT.pack_into(*self._slot(sequence, position), fingerprint)
+            _SLOT.pack_into(self._memory, self._slot(sequence, position), fingerprint)
         drawn = self._drawn(chunk, fingerprints)
         if chunk.scored == 0 or isinstance(drawn, Failed):
             return drawn
@@ -158,7 +163,7 @@ class ScriptedRunner:
             rows = fingerprints[-len(chunk.draft) - 1 :]
             return accept(chunk.draft, lambda row: self._after_draft(sequence, rows[row], row))
         try:
-            return tuple(self._sampled(sequence, fingerprint, choice, sequence.generated) for choice in sequence.drawing)
+            return tuple([self._sampled(sequence, fingerprint, choice, sequence.generated) for choice in sequence.drawing])
         except ConstraintBroken as broken:
             return Failed(str(broken), InvalidRequest.code)
 
@@ -186,8 +191,9 @@ class ScriptedRunner:
         """The fingerprint of the tokens before `start`, from the blocks; checked once a sequence. Raises ScriptedFault."""
         if start == 0:
             return 0
-        (fingerprint,) = _SLOT.unpack_from(*self._slot(sequence, start - 1))
-        if _key(sequence) not in self._chosen:
+        (fingerprint,) = _SLOT.unpack_from(self._memory, self._slot(sequence, start - 1))
+        if (key := _key(sequence)) not in self._checked:
+            self._checked.add(key)
             expected = 0
             for token in sequence.ids[:start]:
                 expected = _link(expected, token)
@@ -195,16 +201,17 @@ class ScriptedRunner:
                 raise ScriptedFault(f"the KV blocks of run {sequence.run} are not those of its tokens")
         return int(fingerprint)
 
-    def _slot(self, sequence: EngineSequence, position: int) -> tuple[memoryview, int]:
+    def _slot(self, sequence: EngineSequence, position: int) -> int:
+        """Where in the pool's memory the fingerprint of the token there lies."""
         block, offset = divmod(position, self._block_tokens)
-        return self._pool.view(sequence.blocks[block]), offset * _SLOT.size
+        return sequence.blocks[block] * self._block_bytes + offset * SLOT_BYTES
 
     def _kills(self, chunk: Chunk) -> bool:
         script, first = self._script(chunk.sequence), chunk.sequence.generated
         return script is not None and script.kill_at in range(first, first + len(chunk.draft) + 1)
 
     def _draw(self, sequence: EngineSequence, fingerprint: int, choice: int, index: int, constraint: Constraint | None) -> int:
-        script = self._script(sequence, keep=True)
+        script = self._script(sequence) if self._scripts else None
         allowed = self._vocab if constraint is None else np.flatnonzero(constraint.allowed(self._size)).tolist()
         if script is not None:
             token = self._scripted(script, index)
@@ -219,18 +226,17 @@ class ScriptedRunner:
             raise ScriptedFault(f"the script fails at token {index}")
         return script.tokens[index] if index < len(script.tokens) else self._eos_id
 
-    def _script(self, sequence: EngineSequence, *, keep: bool = False) -> Script | None:
-        if (key := _key(sequence)) in self._chosen:
-            return self._chosen[key]
-        found = next((s for s in self._scripts if _contains(sequence.spec.prompt, s.prompt_contains)), None)
-        if keep:
-            self._chosen[key] = found
-        return found
+    def _script(self, sequence: EngineSequence) -> Script | None:
+        if (key := _key(sequence)) not in self._chosen:
+            fitting = (script for script in self._scripts if _contains(sequence.spec.prompt, script.prompt_contains))
+            self._chosen[key] = next(fitting, None)
+        return self._chosen[key]
 
     def _forget_ended(self, sequences: list[EngineSequence]) -> None:
-        if len(self._chosen) > 4096:
+        if len(self._chosen) + len(self._checked) > 8192:
             live = {_key(sequence) for sequence in sequences}
             self._chosen = {key: script for key, script in self._chosen.items() if key in live}
+            self._checked &= live
 
 
 def _made_up(token: int, alternatives: int, rank: int = 0) -> Logprob:

@@ -65,6 +65,7 @@ class Sequence:
     came_at: float = 0.0
     holder: Holder = field(init=False)
     prompt_length: int = field(init=False)
+    _enders: frozenset[int] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.spec.prompt)
@@ -104,7 +105,7 @@ class Sequence:
     def computable(self) -> int:
         """How much of that may be computed now: while the grammar compiles, all but what a token would be drawn from."""
         compiling = self.grammar is not None and not self.grammar.done()
-        return self.uncomputed - compiling
+        return len(self.ids) - self.computed - compiling
 
     @property
     def scoring(self) -> bool:
@@ -127,17 +128,21 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         """Only the last sampled token is missing: one token a step from here."""
-        return self.uncomputed == 1 and self.generated > 0
+        count = len(self.ids)
+        return count - self.computed == 1 and count > self.prompt_length
 
     def enders(self, eos_ids: frozenset[int]) -> frozenset[int]:
         """The ids that end this choice. Before it has `min_tokens` they must not be drawn."""
-        return frozenset(self.sampling.stop_token_ids) | (frozenset() if self.sampling.ignore_eos else eos_ids)
+        if self._enders is None:
+            self._enders = frozenset(self.sampling.stop_token_ids) | (frozenset() if self.sampling.ignore_eos else eos_ids)
+        return self._enders
 
     def finish_after_last(self, eos_ids: frozenset[int], context_length: int) -> FinishReason | None:
         """Why the choice ends with the token that was just appended, or None."""
-        if self.generated > self.sampling.min_tokens and self.ids[-1] in self.enders(eos_ids):
+        sampling, generated = self.spec.sampling, len(self.ids) - self.prompt_length
+        if self.ids[-1] in self.enders(eos_ids) and generated > sampling.min_tokens:
             return FinishReason.STOP
-        if self.generated >= self.sampling.max_tokens or len(self.ids) >= context_length:
+        if generated >= sampling.max_tokens or len(self.ids) >= context_length:
             return FinishReason.LENGTH
         return None
 

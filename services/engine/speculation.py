@@ -7,7 +7,8 @@ sequence has anyway.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from services.engine.blocks import SequenceBlocks
 from services.engine.drafts import allowed, propose

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 
 from schemas.state import Rates
@@ -16,7 +17,9 @@ class StepStatistics:
     """p99 is over the last 512 steps, in seconds; rates are exponential averages."""
 
     def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=_WINDOW)
+        self._seconds: deque[float] = deque()
+        self._ordered: list[float] = []
+        """The same: whoever asks for credits waits for no sort."""
         self._steps = 0
         self._prefill_tokens_s = 0.0
         self._decode_step_s = 0.0
@@ -24,6 +27,9 @@ class StepStatistics:
     def observe(self, step: Step, seconds: float) -> None:
         self._steps += 1
         self._seconds.append(seconds)
+        insort(self._ordered, seconds)
+        if len(self._seconds) > _WINDOW:
+            del self._ordered[bisect_left(self._ordered, self._seconds.popleft())]
         prompt = step.prompt_tokens
         if prompt == 0:
             self._decode_step_s = _average(self._decode_step_s, seconds)
@@ -43,7 +49,7 @@ class StepStatistics:
         step_tokens: int,
         in_step_s: float,
     ) -> EngineStats:
-        ordered = sorted(self._seconds)
+        ordered = self._ordered
         return EngineStats(
             queued=queued,
             queued_tokens=queued_tokens,

@@ -2,60 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Base. Holders of different classes are different holders, also for one run."""
+class Holder(msgspec.Struct, frozen=True, gc=False):
+    """Base. Holders of different classes are different holders, also for one run. A struct: the ledger hashes it all the time."""
 
     run: int
 
 
-class ReservationHolder(Holder):
+class ReservationHolder(Holder, frozen=True, gc=False):
     """Decode keeps room for a run that prefill still computes; under a lease that prefill renews."""
 
-    __slots__ = ()
 
-
-class RunHolder(Holder):
+class RunHolder(Holder, frozen=True, gc=False):
     """A run that computes here. Its blocks end with the run, not with a lease."""
 
-    __slots__ = ()
 
-
-@dataclass(frozen=True, slots=True)
-class ChoiceHolder(Holder):
+class ChoiceHolder(Holder, frozen=True, gc=False):
     """One of a run's several choices; what they have in common, each of them holds. Its blocks end with it, not with a lease."""
 
     choice: int
 
 
-class HandoffHolder(Holder):
+class HandoffHolder(Holder, frozen=True, gc=False):
     """Prefill keeps a run's blocks until decode has fetched them; under a lease."""
 
-    __slots__ = ()
 
-
-class StagingHolder(Holder):
+class StagingHolder(Holder, frozen=True, gc=False):
     """A copy between a device's memory and the host's is under way; `run` is only its number. It ends with the copy."""
 
-    __slots__ = ()
 
-
-class LoanHolder(Holder):
+class LoanHolder(Holder, frozen=True, gc=False):
     """Decode lends cached blocks to the prefill of a run; under a lease."""
 
-    __slots__ = ()
 
-
-class PinnedHolder(Holder):
+class PinnedHolder(Holder, frozen=True, gc=False):
     """An engine that moves KV itself keeps a run's blocks until decode has fetched them; under a lease, for it may not say so."""
 
-    __slots__ = ()
 
-
-class UntrackedHolder(Holder):
+class UntrackedHolder(Holder, frozen=True, gc=False):
     """What an engine that owns its pool uses and no run explains; `run` is only its number."""
-
-    __slots__ = ()

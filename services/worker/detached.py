@@ -70,8 +70,7 @@ class Attendance:
     async def _listen(self) -> None:
         """To the jobs that are here, and to no others; while the bus is down, a moment later."""
         worker = self._worker
-        runs = (*worker.runs, *worker.runs.ended_within(UNATTENDED_S))
-        here = {run.job.job for run in runs if run.job.detached}
+        here = {run.job.job for run in worker.runs.detached(UNATTENDED_S)}
         for job in self._listening.keys() - here:
             await self._listening.pop(job).unsubscribe()
         for job in here - self._listening.keys():

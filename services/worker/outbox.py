@@ -51,12 +51,12 @@ class Outbox:
     def frame(self, reply_to: str, frame: Frame) -> None:
         """Put, not sent before `flush`."""
         self._ring.frame(reply_to, frame)
-        self._pending.setdefault(reply_to, _Batch()).frames.append(frame)
+        self._batch(reply_to).frames.append(frame)
 
     def event(self, reply_to: str, event: Event) -> None:
         """Put, not sent before `flush`. Frames of the run that were put before it come before it."""
         self._ring.event(reply_to, event)
-        self._pending.setdefault(reply_to, _Batch()).events.append(event)
+        self._batch(reply_to).events.append(event)
         if event.state.terminal:
             self._unsent.pop(event.run, None)
 
@@ -71,6 +71,12 @@ class Outbox:
         pending, self._pending = self._pending, {}
         for reply_to, batch in pending.items():
             self._send(reply_to, batch)
+
+    def _batch(self, reply_to: str) -> _Batch:
+        batch = self._pending.get(reply_to)
+        if batch is None:
+            batch = self._pending[reply_to] = _Batch()
+        return batch
 
     def _send(self, reply_to: str, batch: _Batch) -> None:
         *most, last = parcels(batch.frames)

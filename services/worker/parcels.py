@@ -28,7 +28,9 @@ def parcels_of_digest(entries: Sequence[DigestEntry]) -> list[tuple[DigestEntry,
 
 def _size_of_frame(frame: Frame) -> int:
     size = _FRAME_BYTES + _VALUE_BYTES * len(frame.tokens)
-    return size + sum(_LOGPROB_BYTES + _VALUE_BYTES * len(logprob.top) for logprob in frame.logprobs)
+    if frame.logprobs:
+        size += sum(_LOGPROB_BYTES + _VALUE_BYTES * len(logprob.top) for logprob in frame.logprobs)
+    return size
 
 
 def _cut(items: Sequence[_T], size_of: Callable[[_T], int]) -> list[tuple[_T, ...]]:

@@ -84,6 +84,8 @@ class RunTable:
         self._active: dict[int, Run] = {}
         self._past: dict[int, _Past] = {}
         self._cancelled: dict[int, _Past] = {}
+        self._detached: dict[int, Run] = {}
+        """Those of the others that are of detached jobs."""
 
     def __len__(self) -> int:
         return len(self._active)
@@ -99,6 +101,8 @@ class RunTable:
         if self.known(run.id):
             raise ValueError(f"run {run.id} is not new")
         self._active[run.id] = run
+        if run.job.detached:
+            self._detached[run.id] = run
 
     def known(self, run: int) -> bool:
         """It is here, or was here less than a minute ago."""
@@ -120,6 +124,16 @@ class RunTable:
         recent = takewhile(lambda past: past.since > oldest, reversed(self._past.values()))
         return [past.run for past in recent if past.run and not past.process][::-1]
 
+    def detached(self, ended_s: float) -> list[Run]:
+        """Of detached jobs: those that are here, and those that ended here in the last `ended_s` seconds."""
+        oldest = self._clock.monotonic() - ended_s
+        found = []
+        for run in self._detached.values():
+            past = self._past.get(run.id)
+            if past is None or (not past.process and past.since > oldest):
+                found.append(run)
+        return found
+
     def of_job(self, job: str, ended_s: float) -> Run | None:
         """The run of this job that is furthest on, among those here and those that ended here in the last `ended_s` seconds."""
         runs = [run for run in (*self, *self.ended_within(ended_s)) if run.job.job == job]
@@ -138,3 +152,4 @@ class RunTable:
         for table in (self._past, self._cancelled):
             while table and table[first := next(iter(table))].since <= oldest:
                 del table[first]
+                self._detached.pop(first, None)

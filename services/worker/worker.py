@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine
-from itertools import groupby
 from typing import Any
 
 from schemas.control import Control, Verb
@@ -29,7 +28,7 @@ from services.kv.hashing import cap_hit
 from services.telemetry.metrics import Metrics
 from services.worker.beats import Beats
 from services.worker.edges import EdgeWatch
-from services.worker.frames import prompt_frame, token_frame
+from services.worker.frames import by_choice, prompt_frame, token_frame
 from services.worker.outbox import Outbox
 from services.worker.replay import ReplayRing
 from services.worker.runs import UNATTENDED_S, Run, RunTable
@@ -169,8 +168,8 @@ class Worker:
             run = self.runs.get(scored.run)
             if run is not None:
                 self.outbox.frame(run.job.reply_to, prompt_frame(run, scored))
-        for (run_id, _), outputs in groupby(report.tokens, lambda output: (output.run, output.choice)):
-            run = self.runs.get(run_id)
+        for outputs in by_choice(report.tokens):
+            run = self.runs.get(outputs[0].run)
             if run is not None:
                 if run.state is State.PREFILLING and run.hop == 2:
                     run.advance(State.DECODING)

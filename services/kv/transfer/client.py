@@ -30,7 +30,8 @@ class SocketFetched:
     def __init__(self, sock: socket.socket, limits: TransferLimits) -> None:
         self._sock = sock
         self._limits = limits
-        self._keeping = asyncio.create_task(self._keep())
+        self._keeping: asyncio.Task[None] | None = None  # most fetches are over before there is anything to renew
+        self._due = asyncio.get_running_loop().call_later(limits.renew_s, self._begin_keeping)
 
     async def release(self) -> bool:
         """Once; a second call says False."""
@@ -59,13 +60,18 @@ class SocketFetched:
     async def _keep(self) -> None:
         with contextlib.suppress(OSError):  # whoever reads next finds the connection ended
             while True:
-                await asyncio.sleep(self._limits.renew_s)
                 async with asyncio.timeout(self._limits.lease_s):
                     await send_frame(self._sock, Keep())
+                await asyncio.sleep(self._limits.renew_s)
+
+    def _begin_keeping(self) -> None:
+        self._keeping = asyncio.create_task(self._keep())
 
     async def _stop_keeping(self) -> None:
-        self._keeping.cancel()
-        await asyncio.gather(self._keeping, return_exceptions=True)
+        self._due.cancel()
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
 
 
 class SocketTransferClient:

@@ -83,13 +83,19 @@ async def receive_frame(sock: socket.socket, kind: type[M], *, silent_s: float |
 async def receive_frame(sock: socket.socket, kind: UnionType, *, silent_s: float | None = None) -> Any: ...
 async def receive_frame(sock: socket.socket, kind: Any, *, silent_s: float | None = None) -> Any:
     """The next frame as a `kind`. Raises PeerClosed, TimeoutError, OSError, UnreadableMessage."""
-    length = int.from_bytes(await _receive(sock, _LENGTH_BYTES, silent_s), "little")
+    head = bytearray(_LENGTH_BYTES)
+    await receive_into(sock, memoryview(head), silent_s=silent_s)
+    length = int.from_bytes(head, "little")
     if length > MAX_FRAME:
         raise UnreadableMessage(f"a frame of {length} bytes")
-    return decode(await _receive(sock, length, silent_s), kind, TRANSFER_READS)
+    body = bytearray(length)
+    await receive_into(sock, memoryview(body)[_here(sock, body) :], silent_s=silent_s)
+    return decode(bytes(body), kind, TRANSFER_READS)
 
 
-async def _receive(sock: socket.socket, count: int, silent_s: float | None) -> bytes:
-    data = bytearray(count)
-    await receive_into(sock, memoryview(data), silent_s=silent_s)
-    return bytes(data)
+def _here(sock: socket.socket, into: bytearray) -> int:
+    """Reads what came with a frame's length, mostly all of its body, without a turn of the event loop. How much that was."""
+    try:
+        return sock.recv_into(into)
+    except BlockingIOError:
+        return 0

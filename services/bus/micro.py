@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from schemas.codec import encode_json
-from schemas.errors import Disconnected, HeadraceError, Overloaded
+from schemas.errors import Disconnected, HeadraceError, InvalidRequest, Overloaded, UnreadableMessage
 from services.bus.interface import Bus, Msg, Subscription
 from services.bus.micro_endpoint import MAX_RUNNING, NAME, QUEUE_GROUP, Endpoint, ServiceHandler
 from services.clock import Clock, SystemClock
@@ -140,6 +140,8 @@ class Service:
             answer = await endpoint.handler(msg)
             if answer is not None:
                 self._respond(msg, answer if isinstance(answer, bytes) else encode_json(answer))
+        except UnreadableMessage as error:  # what was asked
+            self._fail(endpoint, msg, InvalidRequest(error.message))
         except HeadraceError as error:
             self._fail(endpoint, msg, error)
         except asyncio.CancelledError:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import NotFound
+from schemas.errors import NotFound, UnreadableMessage
 from services.bus.interface import Bus, Msg
 from services.bus.micro import MAX_RUNNING, Service
 from services.bus.micro_endpoint import Answer
@@ -51,6 +51,8 @@ class Fixture:
     async def _fail(self, msg: Msg) -> Answer:
         if msg.data == b"known":
             raise NotFound("no such\nworker")
+        if msg.data == b"unreadable":
+            raise UnreadableMessage("not a question")
         raise RuntimeError("secret detail")
 
 
@@ -116,6 +118,12 @@ async def test_errors_are_answered_and_counted(it: Fixture) -> None:
     stats = it.service.stats()["endpoints"][2]
     assert (stats["num_requests"], stats["num_errors"]) == (2, 2)
     assert stats["last_error"].startswith("500:")
+
+
+async def test_a_question_that_cannot_be_read_is_the_askers_mistake(it: Fixture) -> None:
+    answer = await it.ask("t.fail", b"unreadable")
+    assert answer.headers["Nats-Service-Error-Code"] == "400"
+    assert json.loads(answer.data)["error"]["message"] == "not a question"
 
 
 async def test_too_many_at_once_are_refused_not_queued(it: Fixture) -> None:

@@ -249,6 +249,17 @@ async def test_content_types(kind: str, status: int) -> None:
         check(response, status, code="unsupported_media_type")
 
 
+@pytest.mark.parametrize(("coding", "status"), [("gzip", 415), ("br, gzip", 415), ("Identity", 200)])
+async def test_content_codings(coding: str, status: int) -> None:
+    body = json.dumps({"model": MODEL, "messages": [USER]})
+    async with Api().client() as client:
+        headers = {"content-type": "application/json", "content-encoding": coding}
+        response = await client.post("/v1/chat/completions", content=body, headers=headers)
+    assert response.status_code == status
+    if status != 200:
+        check(response, status, code="unsupported_media_type")
+
+
 async def test_bodies_that_are_too_large() -> None:
     api = Api(max_body_bytes=1000)
 

@@ -164,6 +164,20 @@ async def test_a_client_that_leaves_in_the_middle_of_its_request() -> None:
         assert api.jobs.handles == []
 
 
+@pytest.mark.parametrize("sent", [b"zz\r\n{}\r\n0\r\n\r\n", b"-1\r\n{}\r\n0\r\n\r\n", b"2\r\n{}\r\n"])
+async def test_a_body_that_ends_in_the_middle_is_told_so(sent: bytes) -> None:
+    """Framing that is none, or a client that sends no more and still reads."""
+    async with served(Api()) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + sent)
+        writer.write_eof()
+        async with asyncio.timeout(PATIENCE_S):
+            answer = await reader.read()
+        assert b" 400 " in answer.splitlines()[0]
+        assert b"The body ended before it was whole." in answer
+        writer.close()
+
+
 async def test_a_body_that_does_not_arrive() -> None:
     async with served(Api(body_deadline_s=0.1)) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

@@ -20,14 +20,12 @@ from services.settings import EdgeSettings
 from services.text.nesting import too_deep
 
 
-class ClientGone(Exception):
-    """The client closed the connection before its request was whole."""
-
-
 async def read_json(request: Request, settings: EdgeSettings) -> dict[str, Any]:
-    """The body as an object. Raises `BadRequest`, `PayloadTooLarge`, `UnsupportedMediaType`, `ClientGone`."""
+    """The body as an object. Raises `BadRequest`, `PayloadTooLarge`, `UnsupportedMediaType`."""
     headers: Mapping[bytes, bytes] = dict(request.scope["headers"])
     _check_type(headers.get(b"content-type"))
+    if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
+        raise UnsupportedMediaType("The body must not be compressed.")
     return parse(await _read(headers, request.receive, settings.max_body_bytes, settings.body_deadline_s))
 
 
@@ -71,7 +69,7 @@ async def _read(headers: Mapping[bytes, bytes], receive: Receive, limit: int, ti
             while True:
                 message = await receive()
                 if message["type"] != "http.request":
-                    raise ClientGone
+                    raise BadRequest("The body ended before it was whole.")  # who only stopped sending reads that
                 part = message.get("body", b"")
                 size += len(part)
                 if size > limit:

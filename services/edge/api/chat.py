@@ -52,7 +52,7 @@ class ChatCompletions:
         self._pace = Pace.of(served.settings)
 
     async def __call__(self, request: Request) -> Response:
-        """Raises `HeadraceError`, `ClientGone`."""
+        """Raises `HeadraceError`."""
         served, settings = self._served, self._served.settings
         arrived = served.clock.monotonic()
         body = await read_json(request, settings)

@@ -41,7 +41,7 @@ class Completions:
         self._pace = Pace.of(served.settings)
 
     async def __call__(self, request: Request) -> Response:
-        """Raises `HeadraceError`, `ClientGone`."""
+        """Raises `HeadraceError`."""
         served, settings = self._served, self._served.settings
         arrived, by = served.clock.monotonic(), asking(request)
         body = await read_json(request, settings)

@@ -8,16 +8,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from schemas.errors import HeadraceError
-from services.edge.api.body import ClientGone
 from services.edge.api.errors import error_response, from_status
-
-_CLIENT_GONE = 499
 
 
 def add_envelope(app: Starlette) -> None:
     app.add_exception_handler(HeadraceError, _refused)
     app.add_exception_handler(HTTPException, _framework_refused)
-    app.add_exception_handler(ClientGone, _nobody_there)
 
 
 async def _refused(_: Request, error: Exception) -> Response:
@@ -30,7 +26,3 @@ async def _framework_refused(request: Request, error: Exception) -> Response:
     response = error_response(from_status(error.status_code, request.method, request.url.path))
     response.headers.update(error.headers or {})
     return response
-
-
-async def _nobody_there(_: Request, __: Exception) -> Response:
-    return Response(status_code=_CLIENT_GONE)

@@ -47,7 +47,7 @@ class Tokens:
         self._served = served
 
     async def tokenize(self, request: Request) -> Response:
-        """Raises `HeadraceError`, `ClientGone`."""
+        """Raises `HeadraceError`."""
         asked = read_request(TokenizeRequest, await self._body(request))
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidRequest("Either 'prompt' or 'messages' is needed.", param="prompt")
@@ -68,7 +68,7 @@ class Tokens:
         return Response(msgspec.json.encode(told), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
-        """Raises `HeadraceError`, `ClientGone`."""
+        """Raises `HeadraceError`."""
         asked = read_request(DetokenizeRequest, await self._body(request))
         text = self._text(request, asked.model, partial(of_texts, []), portable=False)
         ids = read_ids(asked.tokens, "tokens", text.vocabulary)

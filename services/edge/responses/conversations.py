@@ -40,7 +40,6 @@ class Conversations:
         self._store = store
 
     async def create(self, request: Request) -> Response:
-        """Raises `ClientGone` too, as each that reads a body."""
         asked = await self._body(request)
         name = f"conv_{self._new_id()}"
         items = self._items(asked)

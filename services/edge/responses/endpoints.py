@@ -44,7 +44,6 @@ class Responses:
         self._unmeasured = Metrics.null()
 
     async def create(self, request: Request) -> Response:
-        """Raises `ClientGone` too."""
         served, by = self._served, asking(request)
         arrived = served.clock.monotonic()
         body = await read_json(request, served.settings)

@@ -54,7 +54,7 @@ def _item(value: Any, new_id: Callable[[], str], param: str) -> Item:
     if not isinstance(value, dict):
         raise InvalidRequest("An item must be an object.", param=param)
     kind = value.get("type") or "message"
-    read = {"message": _message, "function_call": _call, "function_call_output": _call_output}.get(kind)
+    read = _READERS.get(kind) if isinstance(kind, str) else None
     if read is None:
         raise UnsupportedParameter(f"Items of type {str(kind)[:40]!r} are not supported.", param=f"{param}.type")
     prefix, fields = read(value, param)
@@ -91,6 +91,9 @@ def _call_output(value: dict[str, Any], param: str) -> tuple[str, Item]:
     elif not isinstance(output, str):
         raise InvalidRequest("'output' must be a string or an array of text parts.", param=f"{param}.output")
     return "fco", {"call_id": _string(value, "call_id", param), "output": output}
+
+
+_READERS = {"message": _message, "function_call": _call, "function_call_output": _call_output}
 
 
 def said_text(text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:

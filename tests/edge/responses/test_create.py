@@ -173,6 +173,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user", "content": []}]}, "input[0].content"),
     ({"input": [IMAGE]}, "input[0].content[0].type"),
     ({"input": [{"type": "reasoning"}]}, "input[0].type"),
+    ({"input": [{"type": ["message"]}]}, "input[0].type"),
+    ({"input": [{"type": {"a": 1}}]}, "input[0].type"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
     ({"input": [{"type": "function_call", "name": "x", "arguments": "{}"}]}, "input[0].call_id"),
     ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "input[0].output"),

@@ -1,6 +1,7 @@
 """What the pipeline costs beside NVIDIA Dynamo's, both with engines that take no time; then many edges and many open streams.
 
-    .venv/bin/python -m bench.edge [--dynamo PYTHON] [--rounds 3] [--streams N]
+    .venv/bin/python -m bench.edge [--dynamo PYTHON] [--rounds 3]
+    .venv/bin/python -m bench.edge --streams 2000
 
 Whole pipelines through HTTP on this machine, run alone: real chat template and tokenizer, one token a job a step, one event a
 token, a handoff of the prompt's blocks. PYTHON: of an environment with ai-dynamo 1.6.1 (`bench/dynamo.py`), which is measured as
@@ -57,16 +58,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dynamo", type=Path, metavar="PYTHON")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--streams", type=int, default=0, help="open at once, for a minute: what each costs an edge")
+    parser.add_argument("--streams", type=int, default=0, help="only this: so many open at once, what each costs an edge")
     parser.add_argument("--home", type=Path, default=Path(os.environ.get("HEADRACE_HOME", "~/.cache/headrace")).expanduser())
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} before\n", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         load = build_load(Path(scratch))
-        beside_dynamo(options.home, options.dynamo, load, Path(scratch), options.rounds)
-        several_edges(options.home, load, Path(scratch))
         if options.streams:
             open_streams(options.home, load, Path(scratch), options.streams)
+            return
+        beside_dynamo(options.home, options.dynamo, load, Path(scratch), options.rounds)
+        several_edges(options.home, load, Path(scratch))
 
 
 def beside_dynamo(home: Path, python: Path | None, load: Path, scratch: Path, rounds: int) -> None:
@@ -148,8 +150,8 @@ def open_streams(home: Path, load: Path, scratch: Path, streams: int) -> None:
         write_bodies(slow, model=running.model, max_tokens=SLOW_TOKENS, words=WORDS, count=streams)
         run_load(load, running.port, two, streams=32, requests=64)  # warm up
         idle, before = _own_mb(running), running.cpu_seconds()
-        ramp, step = ("-r", f"{RAMP_S:.0f}"), ("-s", f"{1e3 * SLOW_STEP_S:.0f}")
-        going = start_load(load, running.port, slow, "-c", str(streams), "-n", str(streams), *ramp, *step)
+        pace = ("-r", f"{RAMP_S:.0f}", "-s", f"{1e3 * SLOW_STEP_S:.0f}", "-t", "300")
+        going = start_load(load, running.port, slow, "-c", str(streams), "-n", str(streams), *pace)
         most = idle
         while going.poll() is None:
             most = max(most, _own_mb(running))

@@ -134,12 +134,13 @@ class ScriptedRunner:
         return max((script.stall_s for script in stalling), default=0.0)
 
     async def _wait(self, seconds: float, sequences: list[EngineSequence]) -> bool:
-        """False when every sequence was cancelled meanwhile."""
-        while seconds > 0:
+        """False when every sequence was cancelled meanwhile. As long as that, however late each look comes."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while (left := until - loop.time()) > 0:
             if all(sequence.cancelled for sequence in sequences):
                 return False
-            await asyncio.sleep(min(seconds, _SLICE_S))
-            seconds -= _SLICE_S
+            await asyncio.sleep(min(left, _SLICE_S))
         return True
 
     def _compute(self, chunk: Chunk) -> Outcome:

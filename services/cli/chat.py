@@ -131,13 +131,12 @@ def _pieces(response: httpx.Response) -> Iterator[str]:
             return
         try:
             chunk = json.loads(data)
-        except ValueError:
+            said = [choice["delta"].get("content") for choice in chunk.get("choices") or ()]
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             raise CommandError(f"the server sent something that is no answer: {data[:80]}") from None
         if "error" in chunk:
             raise CommandError(_message(chunk, "the answer broke off"))
-        for choice in chunk.get("choices", ()):
-            if piece := choice.get("delta", {}).get("content"):
-                yield piece
+        yield from (piece for piece in said if isinstance(piece, str) and piece)
     raise CommandError("the answer broke off: the server closed the connection before its end")
 
 

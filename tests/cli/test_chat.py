@@ -173,6 +173,10 @@ def test_an_error_envelope_is_shown(
         ([], "the answer broke off"),
         (['{"error": {"message": "a worker died"}}'], "a worker died"),
         (["not json"], "something that is no answer"),
+        (["[1]"], "something that is no answer"),
+        (['{"choices": [5]}'], "something that is no answer"),
+        (['{"choices": [{"delta": null}]}'], "something that is no answer"),
+        (["[" * 100_000], "something that is no answer"),
     ],
 )
 def test_an_answer_that_breaks_off_is_no_success(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
-from services.settings import SettingsError, load
+from services.settings import Settings, SettingsError, load
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +93,65 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "headrace.toml").write_text(text)
     with pytest.raises(SettingsError, match=message):
         load()
+
+
+def _keys(section: type[BaseModel] = Settings) -> Iterator[tuple[str, ...]]:
+    """Every key, with the sections it is in."""
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from ((name, *key) for key in _keys(inner))
+        else:
+            yield (name,)
+
+
+@pytest.mark.parametrize("key", list(_keys()), ids=".".join)
+def test_any_value_of_any_key_is_taken_or_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: tuple[str, ...]) -> None:
+    """Whatever is written there: settings, or one line that says what is wrong."""
+    file, variable = tmp_path / "headrace.toml", "HEADRACE_" + "__".join(key).upper()
+    for value in (
+        "x",
+        "-1",
+        "0",
+        "1e400",
+        "nan",
+        "9" * 5000,
+        "[",
+        "{}",
+        "[1]",
+        "null",
+        "a..b",
+        "~nobody-of-this-name",
+        "\x7f",
+        " ",
+    ):
+        monkeypatch.setenv(variable, value)
+        _taken_or_named()
+    monkeypatch.delenv(variable)
+    for written in (
+        "-1",
+        "1.5",
+        "inf",
+        "nan",
+        '""',
+        '"a\\u0000b"',
+        "true",
+        "[]",
+        "[[1]]",
+        "{}",
+        "{ a = 1 }",
+        "1979-05-27",
+        '["~nobody-of-this-name"]',
+    ):
+        file.write_text(f"{'.'.join(key)} = {written}\n")
+        _taken_or_named()
+
+
+def _taken_or_named() -> None:
+    with suppress(SettingsError):
+        settings = load()
+        assert settings.home_dir
+        assert settings.served_names
 
 
 def test_the_url_of_the_chat_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,8 +150,8 @@ def open_streams(home: Path, load: Path, scratch: Path, streams: int) -> None:
         write_bodies(slow, model=running.model, max_tokens=SLOW_TOKENS, words=WORDS, count=streams)
         run_load(load, running.port, two, streams=32, requests=64)  # warm up
         idle, before = _own_mb(running), running.cpu_seconds()
-        pace = ("-r", f"{RAMP_S:.0f}", "-s", f"{1e3 * SLOW_STEP_S:.0f}", "-t", "300")
-        going = start_load(load, running.port, slow, "-c", str(streams), "-n", str(streams), *pace)
+        options = ("-c", str(streams), "-n", str(streams), "-r", f"{RAMP_S:.0f}", "-t", "300")
+        going = start_load(load, running.port, slow, *options)
         most = idle
         while going.poll() is None:
             most = max(most, _own_mb(running))
@@ -162,7 +162,8 @@ def open_streams(home: Path, load: Path, scratch: Path, streams: int) -> None:
         f"{streams} open streams on one edge, a token each {1e3 * SLOW_STEP_S:.0f} ms, opened in {RAMP_S:.0f} s: "
         f"{result['n'] - result['errors']} whole, {result['errors']} failed\n"
         f"memory of the edge: {idle:.0f} MB idle, {1e3 * (most - idle) / streams:.0f} kB a stream\n"
-        f"a gap's difference from the step: p50 {result['jitter_ms']['p50']:.0f} ms, p99 {result['jitter_ms']['p99']:.0f} ms\n"
+        f"between tokens: {result['itl_ms']['p50']:.0f} ms; more or less than that: p50 {result['jitter_ms']['p50']:.0f} ms, "
+        f"p99 {result['jitter_ms']['p99']:.0f} ms\n"
         f"cores in use: {', '.join(f'{name} {share:.2f}' for name, share in cores.items())}"
     )
 

@@ -2,13 +2,13 @@
 //
 //   cc -O2 -o load load.c
 //   load -b BODIES [-h HOST] [-p PORT] [-u PATH] [-c STREAMS] [-n REQUESTS] [-t MAX_SECONDS] [-d SECONDS] [-o OFFSET] [-r RAMP]
-//        [-s STEP_MS] [-q] [-v]
+//        [-q] [-v]
 //
 // BODIES holds one JSON body a line; STREAMS requests are open at a time. Prints one JSON object: requests and tokens per
 // second, time to first token and between tokens in ms, and the share of a core this program itself took. -d measures for
 // that long, whatever -n says: what is open then is cut off, its tokens so far count. -r opens the streams one by one, evenly over so
-// many seconds. -s says how far apart an engine sends tokens: `jitter_ms` is how much the gaps of a stream, from its second token on,
-// differ from that. -q asks for immediate ACKs, -v prints every event.
+// many seconds. `jitter_ms`: how much the gaps between tokens, from the second token on, differ from the usual one, their median.
+// -q asks for immediate ACKs, -v prints every event.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -80,7 +80,7 @@ typedef struct {
 static char *host = "127.0.0.1", *path = "/v1/chat/completions";
 static int port = 8000, C = 1;
 static long N = 100;
-static double maxs = 110, window = 0, ramp = 0, step_ms = 0;
+static double maxs = 110, window = 0, ramp = 0;
 static int verbose = 0;
 static char **bodies;
 static int nb;
@@ -188,8 +188,8 @@ static void line_(conn *c, double t) {
             push(&ttft, (t - c->t0) * 1e3);
         else
             push(&itl, (t - c->tl) * 1e3);
-        if (c->events > 1 && step_ms)
-            push(&jitter, fabs((t - c->tl) * 1e3 - step_ms));
+        if (c->events > 1)
+            push(&jitter, (t - c->tl) * 1e3);
         c->tl = t;
         c->events++;
     }
@@ -374,7 +374,7 @@ static void onread(conn *c) {
 int main(int ac, char **av) {
     char *bf = 0;
     int o;
-    while ((o = getopt(ac, av, "h:p:u:c:n:b:t:d:vqo:r:s:")) > 0) {
+    while ((o = getopt(ac, av, "h:p:u:c:n:b:t:d:vqo:r:")) > 0) {
         if (o == 'h')
             host = optarg;
         if (o == 'p')
@@ -399,8 +399,6 @@ int main(int ac, char **av) {
             off = atol(optarg);
         if (o == 'r')
             ramp = atof(optarg);
-        if (o == 's')
-            step_ms = atof(optarg);
     }
     FILE *f = fopen(bf, "r");
     if (!f) {
@@ -470,6 +468,10 @@ int main(int ac, char **av) {
     double cpu = ru.ru_utime.tv_sec + ru.ru_utime.tv_usec * 1e-6 + ru.ru_stime.tv_sec + ru.ru_stime.tv_usec * 1e-6;
     qsort(ttft.v, ttft.n, 4, cmpf);
     qsort(itl.v, itl.n, 4, cmpf);
+    qsort(jitter.v, jitter.n, 4, cmpf);
+    float usual = pct(&jitter, .5);
+    for (size_t i = 0; i < jitter.n; i++)
+        jitter.v[i] = fabsf(jitter.v[i] - usual);
     qsort(jitter.v, jitter.n, 4, cmpf);
     qsort(e2e.v, e2e.n, 4, cmpf);
     printf("{\"c\":%d,\"n\":%ld,\"errors\":%ld,\"secs\":%.3f,\"rps\":%.1f,\"tok_s\":%.1f,\"events_s\":%.1f,\"tokens\":%"

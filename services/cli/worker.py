@@ -27,6 +27,7 @@ from services.models.progress import Logged
 from services.prefill.prefill import Prefill
 from services.settings import Settings, SettingsError, WorkerSettings
 from services.telemetry import names
+from services.telemetry.collector import keep_collections_short
 from services.telemetry.loop_lag import record_loop_lag
 from services.telemetry.metrics import Metrics
 from services.worker.loading import answering
@@ -61,6 +62,7 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
         registry = KvRegistry(JetStream(bus, replicas=nats.replicas), WORKERS_BUCKET)
         service = _service(bus, role, settings.model)
         worker.spawn(record_loop_lag(metrics, clock.monotonic), "loop lag")
+        keep_collections_short()
         try:
             await run(worker, phases, refusals, registry, service, stop, settings.worker.drain_timeout_s)
         finally:

@@ -48,6 +48,7 @@ from services.models.obtain import obtain, unless_stopped
 from services.models.progress import Logged
 from services.settings import EdgeSettings, Settings
 from services.telemetry import names
+from services.telemetry.collector import keep_collections_short
 from services.telemetry.logs import fields
 from services.telemetry.loop_lag import record_loop_lag
 from services.telemetry.metrics import Metrics
@@ -117,6 +118,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         await admin.start()
         over_nats = NatsChat(bus, subjects, served, traffic, accounts, random)
         chat = chat_service(bus, subjects, over_nats, edge.max_nats_requests, {"model": ",".join(texts)})
+        keep_collections_short()
         await over_nats.open()
         await chat.start()
         await probes.start()

@@ -24,6 +24,7 @@ from services.clock import SystemClock
 from services.router.router import Router
 from services.router.status import Status
 from services.settings import Settings
+from services.telemetry.collector import keep_collections_short
 from services.telemetry.logs import fields
 from services.telemetry.loop_lag import record_loop_lag
 from services.telemetry.metrics import Metrics
@@ -43,6 +44,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         queue = JetStreamWorkQueue(JetStream(bus, replicas=nats.replicas), Subjects(nats.prefix))
         router = Router(bus, queue, settings, clock, random, Refusals(metrics, clock))
         admin = _admin(bus, router, settings, metrics, stop)
+        keep_collections_short()
         await router.listen()
         ensuring = asyncio.create_task(_ensure(queue))
         with suppress(TimeoutError):

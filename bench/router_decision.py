@@ -1,9 +1,11 @@
 """What one routing decision costs: `python -m bench.router_decision`. One core, the router's own code, no bus.
 
 A decision is what the dispatcher does for one job before it asks a worker: hash the prompt as far as somebody has it, look it
-up, survey every worker, choose, charge both workers. Half of the prompts share three quarters with what a quarter of the workers
-has; the caches are full of other blocks. Prints p50 and p99 by workers and by prompt length, and with `--memory` what the prefix
-index takes per million blocks; plots into bench/out. `--cpu` counts CPU time, for a machine that is busy otherwise.
+up, survey the workers, choose, charge both. Half of the prompts share three quarters with what a quarter of the workers has; the
+caches are full of other blocks; eight workers are on each host. Prints p50 and p99 by workers and by prompt length; with
+`--parts` what a decision is made of, and what noting the choice takes after it; with `--memory` what the prefix index takes per
+million blocks; plots into bench/out.
+`--cpu` counts CPU time, for a machine that is busy otherwise; `--first-sight`: of no prompt was the beginning hashed before.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import json
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -23,8 +27,10 @@ from schemas.identity import job_id, process_id
 from schemas.job import Deadlines, Job, Sampling
 from schemas.state import Capabilities, Credits, Rates, Role, WorkerState
 from services.clock import ManualClock
+from services.router.chains import Chains
 from services.router.placement import Local, Pair, place
 from services.router.placement_request import PATIENCE_S, Request
+from services.router.placement_workers import Pool
 from services.router.prefix_index import PrefixIndex
 from services.router.prompt import Prompt
 from services.router.view import Charge, View
@@ -38,6 +44,8 @@ MEMORY = ((64, 1, 1000), (64, 8, 1000), (1000, 3, 1))
 """Workers, how many of them have a block, how many blocks in a row are at the same ones."""
 BLOCKS_EACH = 2000
 """Other blocks in the index, a worker."""
+ON_A_HOST = 8
+PARTS = ("hashing", "look-up", "choice", "charges", "noting")
 
 
 class Steady:
@@ -48,10 +56,12 @@ class Steady:
 
 
 class Setting:
-    def __init__(self, workers: int, tokens: int, seed: int) -> None:
-        self.random, self.tokens = Random(seed), tokens
+    def __init__(self, workers: int, tokens: int, seed: int, *, first_sight: bool = False) -> None:
+        self.random, self.tokens, self.first_sight = Random(seed), tokens, first_sight
+        self.chains = Chains()
         self.view, self.index = View(ManualClock(), Steady()), PrefixIndex()
         self.processes = [process_id(f"w{n}", 1.7e9, self.random) for n in range(workers)]
+        self.hosts = {process: f"h{n // ON_A_HOST}" for n, process in enumerate(self.processes)}
         self.prefix = self._ids(tokens - tokens // 4)
         shared = list(Prompt(self._job(self.prefix)).chain(KV, 16))
         for number, process in enumerate(self.processes):
@@ -60,28 +70,43 @@ class Setting:
             if number % 4 == 1:
                 self.index.stored(process, shared)
 
-    def job(self) -> Job:
-        known = self.random.random() < 0.5
+    def job(self, known: bool | None = None) -> Job:
+        known = self.random.random() < 0.5 if known is None else known
         return self._job(self.prefix + self._ids(self.tokens - len(self.prefix) // 4) if known else self._ids(self.tokens))
 
-    def decide(self, job: Job) -> list[Charge]:
-        prompt, view = Prompt(job), self.view
-        pools = view.pools(MODEL)
-        decision = place(pools, Request.of(job, prompt.hits(self.index, pools), PATIENCE_S), view.now(), self.random)
+    def prompt(self, job: Job) -> Prompt:
+        return Prompt(job, self.chains)
+
+    def decide(self, job: Job, prompt: Prompt) -> list[Charge]:
+        pools = self.view.pools(MODEL)
+        request = Request.of(job, prompt.hits(self.index, pools), PATIENCE_S)
+        return self.charge(self.choose(request, pools))
+
+    def choose(self, request: Request, pools: Collection[Pool]) -> Pair | Local:
+        decision = place(pools, request, self.view.now(), self.random)
         assert isinstance(decision, Pair | Local), decision
-        charges = [view.charge(decision.decode, slots=1, blocks=decision.blocks)]
+        return decision
+
+    def charge(self, decision: Pair | Local) -> list[Charge]:
+        charges = [self.view.charge(decision.decode, slots=1, blocks=decision.blocks)]
         if isinstance(decision, Pair):
-            charges.append(view.charge(decision.prefill, prefill_tokens=decision.uncached))
+            charges.append(self.view.charge(decision.prefill, prefill_tokens=decision.uncached))
         return charges
 
-    def note(self, job: Job, charges: list[Charge]) -> None:
-        """What a dispatcher does around asking, and the answers. Not timed, nor is hashing what no look-up wanted."""
-        blocks = tuple(Prompt(job).chain(KV, 16))
+    def note(self, prompt: Prompt, charges: list[Charge]) -> None:
+        """What the chosen workers will have; with that, hashing what no look-up wanted."""
+        blocks = tuple(prompt.chain(KV, 16))
         for charge in charges:
             self.index.expect(charge.process, blocks, self.view.now())
+
+    def answered(self, charges: list[Charge]) -> None:
+        """What workers say then, and the router's upkeep."""
+        for charge in charges:
             self.view.undo(charge)
             self.view.observe(self._state(charge.process, Role.DECODE if charge.slots else Role.PREFILL))
         self.index.clear_some()
+        if self.first_sight:
+            self.chains = Chains()
 
     def _job(self, ids: bytes) -> Job:
         return Job(
@@ -115,22 +140,61 @@ class Setting:
             kv_total=40_000,
             backlog=self.random.randrange(20_000),
             rates=Rates(prefill_tokens_s=20_000 * self.random.uniform(0.9, 1.1), decode_step_s=0.02),
+            host=self.hosts[process],
         )
 
 
-def measure(workers: int, tokens: int, decisions: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Seconds of a decision: p50, p99."""
-    setting, seconds = Setting(workers, tokens, seed=1), list[float]()
-    gc.collect()
-    gc.freeze()  # as the router does: what lives as long as the process is not walked again
+def measure(setting: Setting, decisions: int, clock: Callable[[], float]) -> list[float]:
+    """Seconds of each decision, in order of size."""
+    seconds = list[float]()
+    _settle()
     for _ in range(decisions):
         job = setting.job()
         started = clock()
-        charges = setting.decide(job)
+        charges = setting.decide(job, prompt := setting.prompt(job))
         seconds.append(clock() - started)
-        setting.note(job, charges)
-    seconds.sort()
-    return {"workers": workers, "tokens": tokens, "p50": seconds[len(seconds) // 2], "p99": seconds[int(len(seconds) * 0.99)]}
+        setting.note(prompt, charges)
+        setting.answered(charges)
+    return sorted(seconds)
+
+
+def parts(setting: Setting, decisions: int, clock: Callable[[], float], *, known: bool) -> dict[str, list[float]]:
+    """The same by what it is made of, for prompts whose beginning is `known` or for new ones. `noting` comes after the
+    decision."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    _settle()
+    for _ in range(decisions):
+        job, at = setting.job(known), [clock()]
+
+        def lap(times: list[float] = at) -> None:
+            times.append(clock())
+
+        pools, prompt = setting.view.pools(MODEL), setting.prompt(job)
+        prompt.hits(setting.index, pools)
+        lap()
+        hits = prompt.hits(setting.index, pools)  # again: what it has to hash is known now
+        lap()
+        decision = setting.choose(Request.of(job, hits, PATIENCE_S), pools)
+        lap()
+        charges = setting.charge(decision)
+        lap()
+        setting.note(prompt, charges)
+        lap()
+        first, again, *rest = (after - before for before, after in pairwise(at))
+        for name, spent in zip(PARTS, (first - again, again, *rest), strict=True):
+            seconds[name].append(spent)
+        seconds["decision"].append(first + rest[0] + rest[1])
+        setting.answered(charges)
+    return {name: sorted(spent) for name, spent in seconds.items()}
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[int(len(ordered) * share)]
+
+
+def _settle() -> None:
+    gc.collect()
+    gc.freeze()  # as `services.cli.process` does: what was there before the first decision is not walked
 
 
 def bound(workers: int) -> float:
@@ -164,21 +228,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--decisions", type=int, default=2000)
     parser.add_argument("--cpu", action="store_true", help="CPU time, not time on the wall")
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--first-sight", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("bench/out"))
     parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     cases = [(workers, USUAL_TOKENS) for workers in options.workers] + [(USUAL_WORKERS, tokens) for tokens in options.tokens]
+    clock = time.thread_time if options.cpu else time.perf_counter
+    if options.parts:
+        _parts(options.decisions, clock, options.first_sight)
+        return 0
     results = []
     for workers, tokens in cases:
-        results.append(measure(workers, tokens, options.decisions, time.thread_time if options.cpu else time.perf_counter))
-        print(
-            "{workers:5d} workers {tokens:6d} tokens: p50 {0:6.0f} us  p99 {1:6.0f} us".format(
-                1e6 * results[-1]["p50"], 1e6 * results[-1]["p99"], workers=workers, tokens=tokens
-            ),
-            flush=True,
-        )
+        spent = measure(Setting(workers, tokens, seed=1, first_sight=options.first_sight), options.decisions, clock)
+        results.append({"workers": workers, "tokens": tokens, "p50": quantile(spent, 0.5), "p99": quantile(spent, 0.99)})
+        print(f"{workers:5d} workers {tokens:6d} tokens: {_line(spent)}", flush=True)
     if options.memory:
         for case in MEMORY:
             print("prefix index, {} workers, {} have a block, {} blocks alike: ".format(*case), end="")
@@ -186,6 +252,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (options.out / "router-decision.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
     _plot(results, len(options.workers), options.out / "router-decision.png")
     return 0
+
+
+def _parts(decisions: int, clock: Callable[[], float], first_sight: bool) -> None:
+    for known in (True, False):
+        setting = Setting(USUAL_WORKERS, USUAL_TOKENS, seed=1, first_sight=first_sight)
+        print(f"{USUAL_WORKERS} workers, {USUAL_TOKENS} tokens, {'three quarters cached' if known else 'nothing cached'}")
+        for name, spent in parts(setting, decisions, clock, known=known).items():
+            print(f"  {name:<11}{_line(spent)}", flush=True)
+
+
+def _line(spent: Sequence[float]) -> str:
+    return f"p50 {1e6 * quantile(spent, 0.5):6.0f} us  p99 {1e6 * quantile(spent, 0.99):6.0f} us"
 
 
 def _plot(results: list[dict[str, float]], split: int, path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from schemas.errors import UnreadableMessage, UnsupportedSchema
+from schemas.numbers import Count
 
 SCHEMA = 2
 """The newest version this code writes."""
@@ -35,8 +36,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class SchemaRange(msgspec.Struct, frozen=True, kw_only=True):
     """What a process reads. Version 1 did not always say so: nothing said means 1 alone."""
 
-    oldest: int = 1
-    newest: int = 1
+    oldest: Count = 1
+    newest: Count = 1
 
 
 def range_of(newest: int) -> SchemaRange:

@@ -8,6 +8,7 @@ import msgspec
 
 from schemas.checks import is_subject, require, require_process
 from schemas.codec import Message
+from schemas.numbers import ChoiceIndex, Count, Random64, Seconds
 
 
 class Verb(StrEnum):
@@ -19,8 +20,8 @@ class Verb(StrEnum):
 class Position(msgspec.Struct, frozen=True, kw_only=True):
     """From token `index` of `choice` on."""
 
-    choice: int
-    index: int
+    choice: ChoiceIndex
+    index: Count
 
 
 class Control(Message, frozen=True, omit_defaults=True, kw_only=True):
@@ -30,10 +31,10 @@ class Control(Message, frozen=True, omit_defaults=True, kw_only=True):
     On `hr.job.<job>` the asker need not know the run: 0. The owner answers with a `Digest` of that one run.
     """
 
-    run: int
+    run: Random64
     job: str
     verb: Verb
-    choices: tuple[int, ...] | None = None
+    choices: tuple[ChoiceIndex, ...] | None = None
     positions: tuple[Position, ...] = ()
     reply_to: str = ""
     edge: str = ""
@@ -48,14 +49,14 @@ class CancelJob(Message, frozen=True, omit_defaults=True, kw_only=True):
     """Edge to all routers: purge the job's queue subject, remember it until its queue deadline (`remember_s` from now)."""
 
     job: str
-    attempt: int
+    attempt: Count
     model: str
     tier: str
-    lane: int
-    remember_s: float
+    lane: Count
+    remember_s: Seconds
 
     def __post_init__(self) -> None:
-        require(0.0 <= self.remember_s <= 86_400.0, "remember_s is outside 0..86400")  # NaN fails
+        require(self.remember_s <= 86_400.0, "remember_s is above 86400")
 
 
 class CancelAck(Message, frozen=True, omit_defaults=True, kw_only=True):

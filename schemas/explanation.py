@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from schemas.numbers import Count, Real, Seconds, Tokens
+
 MOST = 16
 
 
@@ -16,11 +18,11 @@ class Terms(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     `load`: of its batch or KV blocks, whichever is fuller; `kv`: of its KV blocks. None here and below: not told.
     """
 
-    uncached: int
-    ttft_s: float | None = None
-    wait_s: float | None = None
-    load: float | None = None
-    kv: float | None = None
+    uncached: Tokens
+    ttft_s: Real | None = None
+    wait_s: Real | None = None
+    load: Real | None = None
+    kv: Real | None = None
 
 
 class Candidate(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -31,8 +33,8 @@ class Candidate(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     process: str
     does: str
-    cached: int
-    cost: float | None = None
+    cached: Tokens
+    cost: Real | None = None
 
 
 class PassedOver(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,10 +50,10 @@ class Explanation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     router: str
     outcome: str
     reason: str = ""
-    retry_after: float | None = None
+    retry_after: Seconds | None = None
     prefill: str = ""
     decode: str = ""
     why: Terms | None = None
     candidates: tuple[Candidate, ...] = ()
     passed_over: tuple[PassedOver, ...] = ()
-    left_out: int = 0
+    left_out: Count = 0

@@ -7,14 +7,16 @@ import msgspec
 from schemas.checks import require, require_process
 from schemas.codec import Message
 from schemas.job import Job
+from schemas.kvevents import BlockHash
+from schemas.numbers import ChoiceIndex, Count, Random64, Seconds, Token, Tokens
 from schemas.reply import FinishReason, Logprob
 
 
 class BlockRef(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One block of the sender: its slot, its generation, the identity of a full block (empty for the tail)."""
 
-    slot: int
-    generation: int
+    slot: Count
+    generation: Count
     hash: bytes = b""
 
 
@@ -27,7 +29,7 @@ class Ticket(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     address: str
     token: bytes
-    expires_s: float
+    expires_s: Seconds
     local: str = ""
     nixl: bool = False
 
@@ -38,9 +40,9 @@ class FirstToken(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     With a `finish` it ended its choice: decode repeats it to the edge and goes on with the others.
     """
 
-    choice: int
-    index: int
-    token: int
+    choice: ChoiceIndex
+    index: Count
+    token: Token
     logprob: Logprob | None = None
     finish: FinishReason | None = None
 
@@ -54,16 +56,16 @@ class Handoff(Message, frozen=True, omit_defaults=True, kw_only=True):
     `opaque` replaces blocks and ticket for engines that move KV themselves.
     """
 
-    run: int
+    run: Random64
     job: Job
     prefill: str
     first: tuple[FirstToken, ...]
     kv_compat: str
     blocks: tuple[BlockRef, ...] = ()
-    tail_tokens: int = 0
+    tail_tokens: Tokens = 0
     ticket: Ticket | None = None
-    cached_tokens: int = 0
-    compute_s: float = 0.0
+    cached_tokens: Tokens = 0
+    compute_s: Seconds = 0.0
     opaque: bytes = b""
 
     def __post_init__(self) -> None:
@@ -74,10 +76,10 @@ class OfferRequest(Message, frozen=True, omit_defaults=True, kw_only=True):
     """What a prefill worker would fetch from decode's prefix cache (`hr.decode.<id>.offer`): a prompt's full blocks from the
     first on, of which it has the first `have` itself."""
 
-    run: int
+    run: Random64
     kv_compat: str
-    hashes: tuple[bytes, ...]
-    have: int = 0
+    hashes: tuple[BlockHash, ...]
+    have: Count = 0
 
     def __post_init__(self) -> None:
         require(0 <= self.have <= len(self.hashes), "have is outside the hashes")
@@ -87,7 +89,7 @@ class Offer(Message, frozen=True, omit_defaults=True, kw_only=True):
     """What decode lends of them: the longest beginning that it has, with what the asker has too. Without a ticket: nothing, and
     why."""
 
-    run: int
+    run: Random64
     blocks: tuple[BlockRef, ...] = ()
     ticket: Ticket | None = None
     reason: str = ""

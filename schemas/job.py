@@ -9,9 +9,10 @@ from enum import StrEnum
 
 import msgspec
 
-from schemas.checks import is_subject, require, require_finite, require_process
+from schemas.checks import is_subject, require, require_process
 from schemas.codec import Message
 from schemas.identity import is_job
+from schemas.numbers import ChoiceIndex, Count, Span, Token, UnixTime
 
 LANES = 16
 SUSPECT = 2
@@ -32,13 +33,10 @@ class Tier(StrEnum):
 class Deadlines(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Limits in seconds after `stamp`, the sender's wall clock (Unix seconds). None = no such limit."""
 
-    stamp: float
-    total: float
-    queue: float | None = None
-    first_token: float | None = None
-
-    def __post_init__(self) -> None:
-        require_finite(stamp=self.stamp, total=self.total, queue=self.queue, first_token=self.first_token)
+    stamp: UnixTime
+    total: Span
+    queue: Span | None = None
+    first_token: Span | None = None
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +63,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
+    logit_bias: dict[Token, float] = {}
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -94,8 +92,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class Choice(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One of a job's n answers: the ids generated so far, kept apart from the prompt."""
 
-    index: int
-    generated: tuple[int, ...] = ()
+    index: ChoiceIndex
+    generated: tuple[Token, ...] = ()
     done: bool = False
 
 
@@ -105,7 +103,7 @@ class Job(Message, frozen=True, omit_defaults=True, kw_only=True):
     `explain`: its caller wants to know why it is placed as it is."""
 
     job: str
-    attempt: int
+    attempt: Count
     model: str
     prompt: bytes
     sampling: Sampling
@@ -120,7 +118,7 @@ class Job(Message, frozen=True, omit_defaults=True, kw_only=True):
     adapter: str | None = None
     detached: bool = False
     resume: bool = False
-    deaths: int = 0
+    deaths: Count = 0
     weights: str = ""
     explain: bool = False
     trace: dict[str, str] = {}

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from schemas.codec import Message
+from schemas.numbers import Count, Whole
+
+BlockHash = Annotated[bytes, Meta(min_length=16, max_length=16)]
+"""The identity of a full block."""
 
 
 class KvEvents(Message, frozen=True, omit_defaults=True, kw_only=True):
-    """`first` is the number of this batch; the next one is `first` + 1. Hashes are 16 bytes each; none is in both lists.
+    """`first` is the number of this batch; the next one is `first` + 1. No hash is in both lists.
 
     A batch comes at least once a second, with no hashes when nothing changed.
     """
 
     process: str
-    first: int
-    stored: tuple[bytes, ...] = ()
-    removed: tuple[bytes, ...] = ()
+    first: Count
+    stored: tuple[BlockHash, ...] = ()
+    removed: tuple[BlockHash, ...] = ()
 
 
 class KvSnapshotRequest(Message, frozen=True, omit_defaults=True, kw_only=True):
     """To `hr.kvevents.<id>.snapshot`: page `page` of everything cached. Page 0 always exists and says how many there are."""
 
-    page: int = 0
+    page: Whole = 0
 
 
 class KvSnapshot(Message, frozen=True, omit_defaults=True, kw_only=True):
@@ -30,7 +38,7 @@ class KvSnapshot(Message, frozen=True, omit_defaults=True, kw_only=True):
     """
 
     process: str
-    at: int
-    page: int
-    pages: int
-    hashes: tuple[bytes, ...] = ()
+    at: Count
+    page: Count
+    pages: Count
+    hashes: tuple[BlockHash, ...] = ()

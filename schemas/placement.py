@@ -10,6 +10,7 @@ from schemas.checks import require, require_process
 from schemas.codec import Message
 from schemas.explanation import Explanation
 from schemas.job import Job
+from schemas.numbers import Count, Random64, Seconds
 from schemas.state import Credits
 
 MAX_LEASE_ITEMS = 4096
@@ -21,7 +22,7 @@ class Accepted(Message, frozen=True, omit_defaults=True, kw_only=True, tag="acce
     `explanation`: of this and the other answers, when `Job.explain` asked for it.
     """
 
-    run: int
+    run: Random64
     prefill: str
     decode: str
     router: str
@@ -45,7 +46,7 @@ class Refused(Message, frozen=True, omit_defaults=True, kw_only=True, tag="refus
 
     code: str
     reason: str
-    retry_after: float | None = None
+    retry_after: Seconds | None = None
     explanation: Explanation | None = None
 
 
@@ -56,17 +57,16 @@ class CachedBlocks(msgspec.Struct, frozen=True, kw_only=True):
     """The first `blocks` full blocks of the prompt lie cached on `process`, a decode worker, as far as a router knows."""
 
     process: str
-    blocks: int
+    blocks: Count
 
     def __post_init__(self) -> None:
         require_process(self.process, "process")
-        require(self.blocks >= 0, "blocks is below 0")
 
 
 class Placement(Message, frozen=True, omit_defaults=True, kw_only=True):
     """Router to a worker's `.submit`. `decode` is the process that holds the reservation; empty = decode locally."""
 
-    run: int
+    run: Random64
     job: Job
     decode: str = ""
     fetch: CachedBlocks | None = None
@@ -79,17 +79,17 @@ class Placement(Message, frozen=True, omit_defaults=True, kw_only=True):
 class Accept(Message, frozen=True, omit_defaults=True, kw_only=True, tag="accept"):
     """A worker took the work."""
 
-    run: int
+    run: Random64
     credits: Credits
 
 
 class Refuse(Message, frozen=True, omit_defaults=True, kw_only=True, tag="refuse"):
     """A worker has the last word."""
 
-    run: int
+    run: Random64
     reason: str
     credits: Credits
-    retry_after: float | None = None
+    retry_after: Seconds | None = None
 
 
 WorkerAnswer = Accept | Refuse
@@ -104,13 +104,10 @@ class LeaseVerb(StrEnum):
 class LeaseItem(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """`blocks` and `suspect` matter to `reserve` only. `suspect`: the job's id, when it may kill its worker."""
 
-    run: int
+    run: Random64
     verb: LeaseVerb
-    blocks: int = 0
+    blocks: Count = 0
     suspect: str = ""
-
-    def __post_init__(self) -> None:
-        require(self.blocks >= 0, "blocks is below 0")
 
 
 class Lease(Message, frozen=True, omit_defaults=True, kw_only=True):
@@ -124,7 +121,7 @@ class Lease(Message, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class LeaseResult(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    run: int
+    run: Random64
     ok: bool
     reason: str = ""
 

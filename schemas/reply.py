@@ -16,6 +16,7 @@ import msgspec
 from schemas.checks import require
 from schemas.codec import Message
 from schemas.lifecycle import State
+from schemas.numbers import ChoiceIndex, Count, Hop, Random64, Real, Seconds, Token, Tokens
 
 
 class FinishReason(StrEnum):
@@ -29,10 +30,10 @@ class Logprob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=
     `rank`: of a prompt's token, its place among all tokens in order of likelihood, 1 = the most likely; 0 = not said.
     """
 
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-    rank: int = 0
+    token: Token
+    logprob: Real
+    top: tuple[tuple[Token, Real], ...] = ()
+    rank: Count = 0
 
 
 PROMPT = -1
@@ -46,17 +47,17 @@ class Frame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fa
     `logprobs`: none, or one a token. Those of the prompt come before the first token of any choice.
     """
 
-    run: int
+    run: Random64
     job: str
-    attempt: int
-    hop: int
-    index: int
-    choice: int = 0
-    tokens: tuple[int, ...] = ()
+    attempt: Count
+    hop: Hop
+    index: Count
+    choice: ChoiceIndex = 0
+    tokens: tuple[Token, ...] = ()
     logprobs: tuple[Logprob, ...] = ()
     finish: FinishReason | None = None
-    cached_tokens: int = 0
-    compute_s: float = 0.0
+    cached_tokens: Tokens = 0
+    compute_s: Seconds = 0.0
 
     def __post_init__(self) -> None:
         require(self.index >= 0 and self.choice >= PROMPT, "index or choice is out of range")
@@ -68,14 +69,14 @@ class Frame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fa
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """A change of an attempt's state. `owned` is an event (`reason="owned"`); every attempt ends with a terminal one."""
 
-    run: int
+    run: Random64
     job: str
-    attempt: int
-    hop: int
+    attempt: Count
+    hop: Hop
     state: State
     reason: str = ""
     error_code: str = ""
-    retry_after: float | None = None
+    retry_after: Seconds | None = None
     weights: str = ""
 
 
@@ -103,12 +104,12 @@ class DigestEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True,
     By `attempt` and `hop` an edge that never heard *owned* of this run adopts or refuses it.
     """
 
-    run: int
+    run: Random64
     job: str
-    attempt: int
-    hop: int
+    attempt: Count
+    hop: Hop
     state: State
-    last: tuple[tuple[int, int], ...] = ()
+    last: tuple[tuple[ChoiceIndex, Count], ...] = ()
 
 
 class Digest(Message, frozen=True, omit_defaults=True, kw_only=True, tag="digest"):

@@ -6,8 +6,9 @@ from enum import StrEnum
 
 import msgspec
 
-from schemas.checks import require, require_finite, require_process
+from schemas.checks import require, require_process
 from schemas.codec import Message, SchemaRange
+from schemas.numbers import Count, Rate, Seconds, Tokens, UnixTime
 
 
 class Role(StrEnum):
@@ -42,10 +43,10 @@ class Credits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     `prefill_tokens`: uncached prompt tokens it would queue; `decode_slots`: sequences; `kv_blocks`: free or evictable blocks.
     """
 
-    version: int
-    prefill_tokens: int = 0
-    decode_slots: int = 0
-    kv_blocks: int = 0
+    version: Count
+    prefill_tokens: Count = 0
+    decode_slots: Count = 0
+    kv_blocks: Count = 0
 
 
 class Rates(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -54,9 +55,9 @@ class Rates(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     0 = not measured; `fetch_tokens_s` 0 = this worker fetches none.
     """
 
-    prefill_tokens_s: float = 0.0
-    decode_step_s: float = 0.0
-    fetch_tokens_s: float = 0.0
+    prefill_tokens_s: Rate = 0.0
+    decode_step_s: Seconds = 0.0
+    fetch_tokens_s: Rate = 0.0
 
 
 class WorkerState(Message, frozen=True, omit_defaults=True, kw_only=True):
@@ -76,20 +77,20 @@ class WorkerState(Message, frozen=True, omit_defaults=True, kw_only=True):
     schemas: SchemaRange
     capabilities: Capabilities
     credits: Credits
-    sent: float
-    context_length: int
-    block_tokens: int
-    queued: int = 0
-    running: int = 0
-    backlog: int = 0
-    yielding: int = 0
-    yielding_queued: int = 0
-    swapped: int = 0
-    kv_used: int = 0
-    kv_total: int = 0
-    swap_used: int = 0
-    steps: int = 0
-    step_p99_s: float = 0.0
+    sent: UnixTime
+    context_length: Tokens
+    block_tokens: Tokens
+    queued: Count = 0
+    running: Count = 0
+    backlog: Count = 0
+    yielding: Count = 0
+    yielding_queued: Count = 0
+    swapped: Count = 0
+    kv_used: Count = 0
+    kv_total: Count = 0
+    swap_used: Count = 0
+    steps: Count = 0
+    step_p99_s: Seconds = 0.0
     rates: Rates = Rates()
     draining: bool = False
     stalled: bool = False
@@ -98,19 +99,7 @@ class WorkerState(Message, frozen=True, omit_defaults=True, kw_only=True):
     def __post_init__(self) -> None:
         require_process(self.process, "process")
         require(min(self.context_length, self.block_tokens) >= 1, "context_length or block_tokens is below 1")
-        counts = (
-            self.queued,
-            self.running,
-            self.backlog,
-            self.yielding,
-            self.yielding_queued,
-            self.swapped,
-            self.kv_used,
-            self.kv_total,
-            self.swap_used,
-        )
-        require(min(counts) >= 0, "a count is below 0")
-        require_finite(sent=self.sent)
+        require(self.kv_total * self.block_tokens <= 2**53, "kv_total is out of range")  # its tokens are a `Count` in a card
 
 
 class EdgeBeat(Message, frozen=True, omit_defaults=True, kw_only=True):
@@ -120,14 +109,13 @@ class EdgeBeat(Message, frozen=True, omit_defaults=True, kw_only=True):
     """
 
     process: str
-    sent: float
+    sent: UnixTime
     schemas: SchemaRange = SchemaRange()
-    writes: int = 1
+    writes: Count = 1
     left: bool = False
 
     def __post_init__(self) -> None:
         require_process(self.process, "process")
-        require_finite(sent=self.sent)
 
 
 class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -135,8 +123,8 @@ class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     model: str
     capabilities: Capabilities
-    context_length: int
-    kv_tokens: int = 0
+    context_length: Tokens
+    kv_tokens: Count = 0
     weights: tuple[str, ...] = ()
     schemas: SchemaRange = SchemaRange()
 
@@ -152,13 +140,10 @@ class QueueReport(Message, frozen=True, omit_defaults=True, kw_only=True):
 
     router: str
     model: str
-    waiting: dict[str, int] = {}
-    drain_rate: float = 0.0
+    waiting: dict[str, Count] = {}
+    drain_rate: Rate = 0.0
     schemas: SchemaRange = SchemaRange()
     card: ModelCard | None = None
-
-    def __post_init__(self) -> None:
-        require(0.0 <= self.drain_rate < 1e9, "drain_rate is out of range")  # NaN fails
 
 
 class Cause(StrEnum):

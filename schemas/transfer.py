@@ -15,6 +15,7 @@ from enum import StrEnum
 import msgspec
 
 from schemas.codec import Message
+from schemas.numbers import Count, Random64, Whole
 
 TRANSFER_SCHEMA = 1
 TRANSFER_READS = range(TRANSFER_SCHEMA, TRANSFER_SCHEMA + 1)
@@ -50,7 +51,7 @@ class Fetch(TransferMessage, frozen=True, omit_defaults=True, kw_only=True, tag_
 
     token: bytes
     kv_compat: str
-    blocks: tuple[tuple[int, int], ...] = ()
+    blocks: tuple[tuple[Whole, Whole], ...] = ()
     carrier: Carrier = Carrier.STREAM
 
 
@@ -58,7 +59,7 @@ class FetchAnswer(TransferMessage, frozen=True, omit_defaults=True, kw_only=True
     """`refused`: the last frame. Otherwise the blocks follow, and the lease counts from the last `Keep`."""
 
     refused: RefusalReason | None = None
-    block_bytes: int = 0
+    block_bytes: Count = 0
 
 
 class Checksums(TransferMessage, frozen=True, omit_defaults=True, kw_only=True):
@@ -92,9 +93,9 @@ class Attached(TransferMessage, frozen=True, omit_defaults=True, kw_only=True):
     """
 
     refused: RefusalReason | None = None
-    size: int = 0
+    size: Count = 0
     agent: bytes = b""
-    base: int = 0
+    base: Random64 = 0
 
 
 Opening = Fetch | Attach

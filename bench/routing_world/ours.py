@@ -147,7 +147,8 @@ class Ours:
             return False
         assert isinstance(decision, Pair | Local), decision
         assert decision.why is not None
-        left = Left(first_token_s=self.cluster.limits.first_token(decision.uncached) - waited)
+        limit = self.cluster.limits.first_token(decision.uncached)
+        left = Left(first_token_s=limit - waited, anew_s=limit)
         if self._tier_of is not None:
             said = at_worker(self.tier(job), decision.why, left)
             if isinstance(said, TurnedAway):

@@ -61,13 +61,14 @@ def block_hashes(ids: Sequence[int], block_tokens: int, root: bytes, known: Sequ
     return hashes
 
 
-def chain(packed: bytes, block_tokens: int, root: bytes, parent: bytes | None = None) -> Iterator[bytes]:
-    """The same of ids that are u32 little-endian bytes already, after `parent`; each is computed when it is asked for."""
+def chain(packed: bytes, block_tokens: int, root: bytes, parent: bytes | None = None, start: int = 0) -> Iterator[bytes]:
+    """The same of ids that are u32 little-endian bytes already, from byte `start` on, where the block before is `parent`; each
+    is computed when it is asked for."""
     keyed = hashlib.blake2b(digest_size=HASH_BYTES, key=root, person=b"hr-kv-block")
     size, last = 4 * block_tokens, root if parent is None else parent
-    for start in range(0, len(packed) - size + 1, size):
+    for at in range(start, len(packed) - size + 1, size):
         block = keyed.copy()
-        block.update(last + packed[start : start + size])
+        block.update(last + packed[at : at + size])
         last = block.digest()
         yield last
 

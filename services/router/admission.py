@@ -64,10 +64,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Seconds until a job's deadlines for leaving the queue and for its first token."""
+    """Seconds until a job's deadlines for leaving the queue and for its first token. `anew_s`: until the latter if it came now,
+    0 = not said."""
 
     queue_s: float = float("inf")
     first_token_s: float = float("inf")
+    anew_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +114,14 @@ def at_worker(tier: Tier, why: Why, left: Left) -> TurnedAway | Stays | None:
     """What becomes of new work for which a worker was chosen. None: the worker is asked.
 
     One whose first token would be late there waits for another worker, and is turned away once even an idle one would be late.
-    It may come again when this worker is done with those before it: how late it is says nothing, for it comes with new deadlines.
+    It may come again as soon as this worker would be in time for the same request with new deadlines, or is done with the others.
     KV pressure: what room decode has left is for higher tiers.
     """
     if late(why, left):
         if why.ttft_s - why.wait_s <= left.first_token_s:
             return Stays("late")
         reason = "No worker can begin this request in time."
-        return TurnedAway(Unavailable.code or "", reason, within_bounds(why.wait_s))
+        return TurnedAway(Unavailable.code or "", reason, within_bounds(min(why.wait_s, why.ttft_s - left.anew_s)))
     if why.kv > BOUNDS[tier].kv and why.busy:
         return Stays("kv_pressure")
     return None

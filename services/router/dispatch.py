@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -43,6 +43,7 @@ from services.bus.interface import Bus
 from services.bus.typed import ask, send
 from services.router.admission import Left, Stays
 from services.router.cancelled import CancelledJobs
+from services.router.chains import Chains
 from services.router.choice import choose, refusal
 from services.router.placement import Local, Pair, Why
 from services.router.placement_request import Request
@@ -89,6 +90,7 @@ class Dispatcher:
     index: PrefixIndex
     cancelled: CancelledJobs
     random: Random
+    chains: Chains = field(default_factory=Chains)
 
     async def place(self, job: Job, within: float, patience: float = 0.0, left: Left = UNHURRIED) -> Outcome:
         """What became of it, within so many seconds.
@@ -96,7 +98,7 @@ class Dispatcher:
         `patience`: seconds that the job may wait in the queue for a worker that is better than those with credit.
         `left`: until its deadlines.
         """
-        by, prompt = asyncio.get_running_loop().time() + within, Prompt(job)
+        by, prompt = asyncio.get_running_loop().time() + within, Prompt(job, self.chains)
         why, tried = None, tuple[NotTaken, ...]()
         while _left(by) > 0:
             if job in self.cancelled:

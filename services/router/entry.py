@@ -51,6 +51,7 @@ class Entry:
         return Left(
             queue_s=float("inf") if queue is None else self._edges.remaining(job.edge, job.deadlines, queue),
             first_token_s=float("inf") if first is None else self._edges.remaining(job.edge, job.deadlines, first),
+            anew_s=first or 0.0,
         )
 
     def _seen(self, model: str) -> tuple[Gate, dict[str, dict[int, int]]]:

@@ -34,7 +34,7 @@ HOST_LOAD = 0.1
 """How much fuller a decode worker on prefill's host may be: its blocks do not cross a network."""
 ROUNDING = 1e-9
 """Of bounds, which are computed in another order than costs."""
-NEAR_LOAD = TIE_LOAD + HOST_LOAD + ROUNDING
+NEAR_LOAD = TIE_LOAD + ROUNDING
 NEVER = float("inf")
 
 Candidates = list[tuple[float, Worker]]
@@ -159,10 +159,14 @@ def _prefill(found: Survey, workers: Sequence[Entry], request: Request, now: flo
 def _decode(found: Survey, workers: Sequence[Entry], request: Request, without: Set[str], nearest: bool) -> bool:
     """Fills `decode`. Whether one that was looked at is large enough."""
     tokens, hits, room = request.tokens, request.hits, found.room
-    fits, limit = False, NEVER
+    hosts = {worker.host for _, worker in found.prefill} - {""}
+    fits, tie, limit = False, NEVER, NEVER
     for _, least, process, worker in workers:
-        if least > limit:
-            break
+        if least > tie:
+            if least > limit:
+                break
+            if worker.host not in hosts:
+                continue  # one so full may be chosen on a host of prefill only
         if tokens >= worker.context_length or room > worker.kv_total:
             continue
         fits = True
@@ -175,8 +179,9 @@ def _decode(found: Survey, workers: Sequence[Entry], request: Request, without: 
         if load < least:
             load = least  # its batch is fuller
         found.decode.append((load, worker))
-        if nearest and load + NEAR_LOAD < limit:
-            limit = load + NEAR_LOAD
+        if nearest and load + NEAR_LOAD < tie:
+            tie = load + NEAR_LOAD
+            limit = tie + HOST_LOAD if hosts else tie
     return fits
 
 
@@ -188,10 +193,12 @@ def _tail(found: Survey, workers: Sequence[Entry], request: Request, now: float,
     if found.least_s + pool.shortest_step_s >= beat:
         return
     limit = NEVER
-    if tokens > pool.largest_step:
-        workers = [entry for entry in workers if entry[2] in hits] if hits else ()
-    for _, _, process, worker in workers:
-        rest = tokens - hits.get(process, 0) * block
+    long = tokens > pool.largest_step
+    for _, _, process, worker in workers if hits or not long else ():
+        cached = hits.get(process, 0)
+        if long and not cached:
+            continue
+        rest = tokens - cached * block
         least = worker.step_s + rest * (worker.token_s or usual)
         if rest > worker.prefill_tokens or least >= beat or wait_s(worker, request, now) + least > limit:
             continue

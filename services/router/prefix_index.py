@@ -83,9 +83,10 @@ class PrefixIndex:
     def expect(self, process: str, blocks: Iterable[bytes], now: float) -> None:
         """`process` was given work that stores `blocks`."""
         self.expire(now)
-        bit, names = self._bit(process), tuple(blocks)
+        bit, names, share = self._bit(process), tuple(blocks), self._masks.setdefault
         for name in names:
-            self._expected[name] = self._expected.get(name, 0) | bit
+            mask = self._expected.get(name, 0) | bit
+            self._expected[name] = share(mask, mask)
         self._expectations.append((now + EXPECT_S, bit, names))
         self._expected_names += len(names)
 
@@ -106,21 +107,20 @@ class PrefixIndex:
         """For each process that has the beginning of `chain`: how many blocks of it. Stops where nobody has more."""
         alive, found, depth = self._live, dict[str, int](), 0
         shards, expected = self._shards, self._expected
+        before = hoped_before = -1
         for name in chain:
-            mask = shards[name[0]].get(name, 0)
-            if expected:
-                mask |= expected.get(name, 0)
-            still = alive & mask
-            if still != alive:
-                if depth:
-                    self._note(found, alive & ~still, depth)
-                if not still:
-                    return found
-                alive = still
+            mask, hoped = shards[name[0]].get(name, 0), expected.get(name, 0)
+            if mask is not before or hoped is not hoped_before:  # mostly they are: equal sets are one object
+                before, hoped_before = mask, hoped
+                still = alive & (mask | hoped)
+                if still != alive:
+                    if depth:
+                        found = self._noted(found, alive & ~still, depth)
+                    if not still:
+                        return found
+                    alive = still
             depth += 1
-        if depth:
-            self._note(found, alive, depth)
-        return found
+        return self._noted(found, alive, depth) if depth else found
 
     # clearing
 
@@ -164,13 +164,14 @@ class PrefixIndex:
             self._live |= 1 << position
         return 1 << position
 
-    def _note(self, found: dict[str, int], mask: int, depth: int) -> None:
+    def _noted(self, found: dict[str, int], mask: int, depth: int) -> dict[str, int]:
         names = self._named.get(mask)
         if names is None:
             if len(self._named) >= MAX_NAMED:
                 self._named = {}
             names = self._named[mask] = tuple(self._names[position] for position in _positions(mask))
-        found |= dict.fromkeys(names, depth)
+        new = dict.fromkeys(names, depth)
+        return found | new if found else new
 
 
 def _positions(mask: int) -> list[int]:

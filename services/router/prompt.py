@@ -1,24 +1,28 @@
 """A job's prompt as the prefix index wants it: the identities of its blocks, computed as far as somebody asks.
 
 Owns: the chain of one job under each `kv_compat`. Must not know: who has what. Most prompts are new after a few blocks, and a
-look-up stops there; so does the hashing. All of it is hashed once the job is placed, for what its worker will have.
+look-up stops there; so does the hashing. All of it is hashed once the job is placed, for what its worker will have, and is then
+remembered for prompts that begin alike (`chains`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from schemas.job import Job, pack_ids
-from services.kv.hashing import chain, chain_root
+from services.kv.hashing import chain_root
+from services.router.chains import Chains
 from services.router.placement_workers import Pool
 from services.router.prefix_index import PrefixIndex
 
 
 class Prompt:
-    """`job`'s prompt, and what its only open choice has generated: those are in one chain of blocks."""
+    """`job`'s prompt, and what its only open choice has generated: those are in one chain of blocks. `chains`: what is remembered
+    of earlier ones."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, chains: Chains | None = None) -> None:
         self._job = job
+        self._remembered = Chains() if chains is None else chains
         self._chains: dict[str, _Chain] = {}
 
     def hits(self, index: PrefixIndex, pools: Iterable[Pool]) -> dict[str, int]:
@@ -27,7 +31,8 @@ class Prompt:
             return {}
         found: dict[str, int] = {}
         for pool in pools:
-            found.update(index.hits(self.chain(pool.kv_compat, pool.block_tokens)))
+            hits = index.hits(self.chain(pool.kv_compat, pool.block_tokens))
+            found = found | hits if found else hits
         return found
 
     def chain(self, kv_compat: str, block_tokens: int) -> _Chain:
@@ -35,7 +40,7 @@ class Prompt:
         if known is None:
             job = self._job
             root = chain_root(kv_compat, job.salt, job.adapter)
-            known = self._chains[kv_compat] = _Chain(chain(self._packed(), block_tokens, root))
+            known = self._chains[kv_compat] = _Chain(self._remembered.names(self._packed(), block_tokens, root))
         return known
 
     def _packed(self) -> bytes:
@@ -46,12 +51,12 @@ class Prompt:
 class _Chain:
     """Can be walked again; what was computed stays."""
 
-    def __init__(self, rest: Iterator[bytes]) -> None:
+    def __init__(self, rest: Iterator[Sequence[bytes]]) -> None:
         self._known: list[bytes] = []
         self._rest = rest
 
     def __iter__(self) -> Iterator[bytes]:
         yield from self._known
-        for name in self._rest:
-            self._known.append(name)
-            yield name
+        for names in self._rest:
+            self._known += names
+            yield from names

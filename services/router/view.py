@@ -23,6 +23,8 @@ RESTART_S = 30.0
 """How long a model that lost all its workers is waited for."""
 FORGET_S = 60.0
 """How long the silent and the gone are remembered."""
+SLOWEST_TOKEN_S = 1000.0
+"""No token is predicted to take longer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -253,14 +255,18 @@ class View:
 
 def _estimate(entry: _Entry, now: float) -> Worker:
     state, credits = entry.state, entry.credits
-    rate = state.rates.prefill_tokens_s
-    token_s = 1 / rate if rate > 0 else 0.0
-    open_charges = [charge for charge in entry.charges if charge.open_at(credits.version)]
-    unseen = [charge for charge in entry.charges if charge.prefill_tokens and charge.open_at(state.credits.version)]
-    asked = sum(charge.open_at(state.credits.version) for charge in entry.charges)
+    token_s = _token_s(state.rates.prefill_tokens_s)
+    tokens, slots, blocks = credits.prefill_tokens, credits.decode_slots, credits.kv_blocks
+    asked = queued = 0
     free_at = entry.heard + state.backlog * (token_s or UNKNOWN_TOKEN_S)
-    for charge in unseen:
-        free_at = max(free_at, charge.at) + charge.prefill_tokens * (token_s or UNKNOWN_TOKEN_S)
+    for charge in entry.charges:
+        if charge.open_at(credits.version):
+            tokens, slots, blocks = tokens - charge.prefill_tokens, slots - charge.slots, blocks - charge.blocks
+        if charge.open_at(state.credits.version):
+            asked += 1
+            if charge.prefill_tokens:
+                queued += 1
+                free_at = max(free_at, charge.at) + charge.prefill_tokens * (token_s or UNKNOWN_TOKEN_S)
     return Worker(
         process=state.process,
         role=state.role,
@@ -269,11 +275,11 @@ def _estimate(entry: _Entry, now: float) -> Worker:
         context_length=state.context_length,
         block_tokens=state.block_tokens,
         kv_total=state.kv_total,
-        queued=state.queued + len(unseen),
+        queued=state.queued + queued,
         running=state.running,
-        prefill_tokens=credits.prefill_tokens - sum(charge.prefill_tokens for charge in open_charges),
-        decode_slots=credits.decode_slots - sum(charge.slots for charge in open_charges),
-        kv_blocks=credits.kv_blocks - sum(charge.blocks for charge in open_charges),
+        prefill_tokens=tokens,
+        decode_slots=slots,
+        kv_blocks=blocks,
         draining=state.draining or entry.ejected,
         degraded=entry.away or state.stalled or entry.breaker.bars(now, asked),
         free_at=free_at,
@@ -281,6 +287,11 @@ def _estimate(entry: _Entry, now: float) -> Worker:
         yield_s=state.yielding * (token_s or UNKNOWN_TOKEN_S),
         token_s=token_s,
         step_s=state.rates.decode_step_s,
-        fetch_token_s=1 / state.rates.fetch_tokens_s if state.rates.fetch_tokens_s > 0 else 0.0,
+        fetch_token_s=_token_s(state.rates.fetch_tokens_s),
         host=state.host,
     )
+
+
+def _token_s(rate: float) -> float:
+    """Seconds of one token, 0 = not measured. Finite, however small the rate."""
+    return min(1 / rate, SLOWEST_TOKEN_S) if rate > 0 else 0.0

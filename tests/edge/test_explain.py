@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from schemas.codec import encode
-from schemas.errors import Unavailable
+from schemas.errors import RateLimited, Unavailable
 from schemas.explanation import MOST, Candidate, Explanation, PassedOver, Terms
 from schemas.lifecycle import State
 from schemas.placement import Accepted, Queue, Refused
@@ -18,6 +18,7 @@ from services.edge.api import explain_header
 from services.edge.api.explain_header import MOST_BYTES
 from services.edge.jobs.draft import Draft
 from services.edge.jobs.explained import Explain, told
+from services.selection import SelectionSettings
 from tests.edge.cluster import DECODE, PREFILL, ROUTER, Cluster, draft, until
 from tests.edge.fakes import Api, Script, says
 
@@ -118,6 +119,27 @@ async def test_who_is_refused_is_told_as_well() -> None:
         asked = await client.post("/v1/chat/completions", json=body, headers=ASKS)
     assert asked.status_code == 503
     assert json.loads(asked.headers["x-headrace-explain"])["reason"] == "no room"
+
+
+async def test_of_several_models_the_one_whose_refusal_it_is_is_told() -> None:
+    api = Api(("a", "b"), SelectionSettings.model_validate({"fallback": {"b": {"to": ["a"]}}}))
+    final, passed = (Script(refuse=error) for error in (RateLimited("Too many.", retry_after=3.0), Unavailable("Full.")))
+    passed.explanation = Explanation(router="r1-x", outcome="refused", reason="b is full")
+    final.explanation = Explanation(router="r1-x", outcome="refused", reason="a has no place")
+    body = {"model": "b", "messages": [{"role": "user", "content": "x"}]}
+    async with api.client() as client:
+        api.jobs.scripts = [passed, final]
+        asked = await client.post("/v1/chat/completions", json=body, headers=ASKS)
+        api.jobs.scripts = [passed, passed]
+        nobody = await client.post("/v1/chat/completions", json=body, headers=ASKS)
+        api.jobs.scripts = [passed]
+        taken = await client.post("/v1/chat/completions", json=body, headers=ASKS)
+    assert (asked.status_code, asked.headers["x-headrace-model"]) == (429, "a")
+    assert json.loads(asked.headers["x-headrace-explain"])["reason"] == "a has no place"
+    assert (nobody.status_code, nobody.headers["x-headrace-model"]) == (503, "b")
+    assert json.loads(nobody.headers["x-headrace-explain"])["reason"] == "b is full"
+    assert taken.status_code == 200
+    assert "x-headrace-explain" not in taken.headers, "its router said nothing"
 
 
 def explained(script: Script) -> Script:

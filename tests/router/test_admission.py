@@ -83,6 +83,17 @@ def test_who_is_late_may_come_again_when_the_worker_is_done_with_others(wait_s: 
     assert away.retry_after == expected
 
 
+@pytest.mark.parametrize(
+    ("wait_s", "compute_s", "anew_s", "expected"), [(6.5, 9.0, 10.0, 5.5), (6.5, 2.0, 10.0, SHORTEST_S), (6.5, 9.0, 4.0, 6.5)]
+)
+def test_or_as_soon_as_it_would_be_in_time_with_new_deadlines(
+    wait_s: float, compute_s: float, anew_s: float, expected: float
+) -> None:
+    away = at_worker(Tier.FREE, why(ttft_s=wait_s + compute_s, wait_s=wait_s), Left(first_token_s=0.0, anew_s=anew_s))
+    assert isinstance(away, TurnedAway)
+    assert away.retry_after == expected
+
+
 def test_what_kv_has_left_is_kept_for_higher_tiers_while_more_will_be_free() -> None:
     nearly_full = why(kv=0.99)
     stays = Stays("kv_pressure")

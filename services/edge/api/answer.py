@@ -106,8 +106,8 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        handle = self._handle
-        return Usage(self._prompt_tokens, self._completion_tokens, handle.cached_tokens, handle.compute_s, self._price)
+        handle, prompt = self._handle, self._prompt_tokens
+        return Usage(prompt, self._completion_tokens, min(handle.cached_tokens, prompt), handle.compute_s, self._price)
 
     @property
     def done(self) -> bool:

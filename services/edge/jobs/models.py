@@ -59,7 +59,7 @@ class ModelBoard:
         waiting = self.waiting(model)
         if not waiting:
             return 1.0
-        return min(max(1.0, float(math.ceil(waiting / rate))), LONGEST_RETRY_S) if rate > 0 else LONGEST_RETRY_S
+        return max(1.0, float(math.ceil(min(waiting / rate, LONGEST_RETRY_S)))) if rate > 0 else LONGEST_RETRY_S
 
     def _alive(self) -> list[_Heard]:
         now = self._clock.monotonic()

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from schemas.errors import HeadraceError, InvalidRequest
+from schemas.explanation import Explanation
 from services.edge.api.answer import AnyAnswer
 from services.edge.api.request import GenerationRequest
 from services.edge.api.served import Served
@@ -43,10 +45,12 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One model's try. `served`: with this model's text. `spent`: seconds that others took before it. `alone`: nobody else may
-    answer. `elsewhere`: somebody else does where this model has no worker."""
+    """One model's try. `served`: with this model's text. `explain`: takes what its router said of a try that was refused.
+    `spent`: seconds that others took before it. `alone`: nobody else may answer. `elsewhere`: somebody else does where this
+    model has no worker."""
 
     served: Served
+    explain: Callable[[Explanation], None]
     spent: float = 0.0
     alone: bool = True
     elsewhere: bool = False
@@ -66,6 +70,8 @@ class Turn:
         try:
             await answer.admitted()
         except BaseException:
+            if answer.explanation is not None:
+                self.explain(answer.explanation)
             answer.cancel()
             raise
 
@@ -86,18 +92,25 @@ async def first_to_take(served: Served, plan: Plan, asked: R, begin: Callable[[T
     last = [model for model in plan.candidates if model not in plan.dead][-1]
     passed: list[tuple[str, str]] = []
     refusals: list[tuple[str, HeadraceError]] = []
+    explained: dict[str, Explanation] = {}
+
+    def tell_of(model: str) -> None:
+        tell(told.headers(plan, model, passed, explained.get(model)))
+
     for model in plan.candidates:
         if model in plan.dead:
             passed.append((model, "no_worker"))
             continue
-        tell(told.headers(plan, model, passed))
+        tell_of(model)
         elsewhere = "no_worker" in plan.on and model != last
-        turn = Turn(served.of(model), served.clock.monotonic() - arrived, alone, elsewhere)
+        explain = partial(explained.__setitem__, model)
+        turn = Turn(served.of(model), explain, served.clock.monotonic() - arrived, alone, elsewhere)
         try:
             begun = await begin(turn, asked if asked.model == model else asked.model_copy(update={"model": model}))
         except HeadraceError as error:
             reason = plan.reason(error) or (UNSUITED if passed and isinstance(error, InvalidRequest) else None)
             if reason is None:
+                tell_of(model)
                 raise
             refusals.append((model, error))
             passed.append((model, reason))
@@ -106,5 +119,5 @@ async def first_to_take(served: Served, plan: Plan, asked: R, begin: Callable[[T
             served.metrics.model_fallbacks.add(1, {"model": before, "to": model, "reason": reason})
         return begun
     model, refusal = next((one for one in refusals if one[1].retryable), refusals[0])
-    tell(told.headers(plan, model, passed))
+    tell_of(model)
     raise refusal

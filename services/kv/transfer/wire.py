@@ -59,11 +59,8 @@ async def receive_into(sock: socket.socket, view: memoryview, *, silent_s: float
     """Fill `view` from the socket. Raises PeerClosed, TimeoutError, OSError."""
     loop = asyncio.get_running_loop()
     while view:
-        if silent_s is None:
+        async with asyncio.timeout(silent_s):
             count = await loop.sock_recv_into(sock, view)
-        else:
-            async with asyncio.timeout(silent_s):
-                count = await loop.sock_recv_into(sock, view)
         if count == 0:
             raise PeerClosed("end of file")
         view = view[count:]
@@ -92,9 +89,7 @@ async def receive_frame(sock: socket.socket, kind: Any, *, silent_s: float | Non
     if length > MAX_FRAME:
         raise UnreadableMessage(f"a frame of {length} bytes")
     body = bytearray(length)
-    here = _here(sock, body)
-    if here < length:
-        await receive_into(sock, memoryview(body)[here:], silent_s=silent_s)
+    await receive_into(sock, memoryview(body)[_here(sock, body) :], silent_s=silent_s)
     return decode(bytes(body), kind, TRANSFER_READS)
 
 

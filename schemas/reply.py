@@ -13,7 +13,6 @@ from enum import StrEnum
 
 import msgspec
 
-from schemas.checks import require
 from schemas.codec import Message
 from schemas.lifecycle import State
 from schemas.numbers import ChoiceIndex, Count, Hop, Random64, Real, Seconds, Token, Tokens
@@ -60,10 +59,12 @@ class Frame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fa
     compute_s: Seconds = 0.0
 
     def __post_init__(self) -> None:
-        require(self.index >= 0 and self.choice >= PROMPT, "index or choice is out of range")
-        require(not self.logprobs or len(self.logprobs) == len(self.tokens), "there is not one logprob a token")
-        if self.choice == PROMPT:
-            require(self.index >= 1 and bool(self.logprobs), "a frame of the prompt has no logprobs")
+        if self.index < 0 or self.choice < PROMPT:
+            raise ValueError("index or choice is out of range")
+        if self.logprobs and len(self.logprobs) != len(self.tokens):
+            raise ValueError("there is not one logprob a token")
+        if self.choice == PROMPT and (self.index < 1 or not self.logprobs):
+            raise ValueError("a frame of the prompt has no logprobs")
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):

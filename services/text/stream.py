@@ -6,15 +6,18 @@ Owns nothing but the two; counts nothing: usage is the caller's, and includes th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from services.text.stop import StopStrings
 from services.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """`text` may be empty. `stopped`: a stop string was found, nothing follows, the choice is to be cancelled."""
+class Delta(msgspec.Struct, frozen=True):
+    """`text` may be empty. `stopped`: a stop string was found, nothing follows, the choice is to be cancelled.
+
+    One a token is made of these: a Struct costs a fifth of a dataclass.
+    """
 
     text: str
     stopped: bool

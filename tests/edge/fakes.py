@@ -127,7 +127,7 @@ class FakeHandle:
             return []
         deltas = self._deltas[0] if self._script.forever else self._deltas.pop(0)
         if (count := self.draft.sampling.logprobs) is not None:
-            deltas = [replace(delta, logprobs=[logprob(token, count) for token in delta.tokens]) for delta in deltas]
+            deltas = [altered(delta, logprobs=[logprob(token, count) for token in delta.tokens]) for delta in deltas]
         self._open -= {delta.choice for delta in deltas if delta.finish is not None}
         self.done = not self._open
         return [delta for delta in deltas if delta.choice not in self.stopped]
@@ -148,7 +148,7 @@ class FakeHandle:
         deltas = [Delta(0, list(step)) for step in script.steps]
         if script.finish is not None and script.error is None:
             if deltas and script.finish_with_last:
-                deltas[-1] = replace(deltas[-1], finish=script.finish)
+                deltas[-1] = altered(deltas[-1], finish=script.finish)
             else:
                 deltas.append(Delta(0, [], script.finish))
         return [[delta] for delta in deltas]

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from schemas.errors import InternalError
 from schemas.explanation import Explanation
 from schemas.reply import FinishReason
@@ -30,11 +32,11 @@ class CallDelta:
     arguments: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """What one choice's client may see now. `text` may be empty. `logprobs` is None when they were not asked for.
 
     `finish`: a `FinishReason`, or "tool_calls". `prompt`: with the first piece of a choice whose prompt is scored.
+    One a token is made of these: a Struct costs a fifth of a dataclass.
     """
 
     choice: int
@@ -129,10 +131,13 @@ class Answer:
         if self._prompt is not None and self._unread:
             prompt = await self._prompt.write(self._handle.prompt_logprobs)  # cancelled here, the next call reads the same
         deltas, self._unread = self._unread, []
-        pieces = [piece for delta in deltas if (piece := self._piece(delta, prompt)) is not None]
-        for piece in pieces:
-            if piece.finish is not None:
-                self.stop(piece.choice)  # nothing to do unless a stop string ended it
+        pieces = []
+        for delta in deltas:
+            piece = self._piece(delta, prompt)
+            if piece is not None:
+                pieces.append(piece)
+                if piece.finish is not None:
+                    self.stop(piece.choice)  # nothing to do unless a stop string ended it
         return pieces if deltas else None
 
     def stop(self, choice: int) -> None:

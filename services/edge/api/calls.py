@@ -7,7 +7,8 @@ the joined pieces do not depend on how the text came; text that turned out to be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from schemas.explanation import Explanation
 from schemas.reply import FinishReason

@@ -19,7 +19,7 @@ from services.edge.api.answer import AnyAnswer, Piece
 from services.edge.api.errors import error_response, internal_error
 from services.edge.api.form import DONE, KEEP_ALIVE, Form, Said
 from services.edge.api.measure import Measure
-from services.edge.api.watch import Gone, Header, Writer, watched
+from services.edge.api.watch import SEND_BODY, Gone, Header, Writer, watched
 from services.edge.gate.meter import Reservation
 from services.edge.jobs.handle import JobCancelled
 from services.settings import EdgeSettings
@@ -58,7 +58,8 @@ class Exchange(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outcome = "client_gone"
         try:
-            gone = await watched(receive, send, self.work, write_deadline=self._pace.write_deadline_s)
+            body = scope["state"].get(SEND_BODY, send)
+            gone = await watched(receive, send, body, self.work, write_deadline=self._pace.write_deadline_s)
             outcome = "done" if gone is None else "client_stalled" if gone is Gone.STALLED else outcome
         finally:
             self.end(outcome)
@@ -139,7 +140,8 @@ class Streamed(_Formed):
         answer, form = self._answer, self._form
         begun: set[int] = set()
         await self.start(writer, 200, STREAM_HEADERS)
-        while not answer.done:
+        done = answer.done
+        while not done:
             pieces = await answer.next(self._pace.keep_alive_s)
             if pieces is None:
                 await writer.body(KEEP_ALIVE)
@@ -156,10 +158,11 @@ class Streamed(_Formed):
                     data += form.call(piece.choice, call)
                 if piece.finish is not None:
                     data += form.finish(piece.choice, piece.finish)
-            if answer.done:
+            done = answer.done
+            if done:
                 data += form.usage(answer.usage) + DONE
             if data:
-                await writer.body(data, more=not answer.done)
+                await writer.body(data, more=not done)
 
 
 class Whole(_Formed):

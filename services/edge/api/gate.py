@@ -19,6 +19,7 @@ from services.edge.api import explain_header
 from services.edge.api.errors import error_response, internal_error
 from services.edge.api.rates import rate_headers
 from services.edge.api.unread import Unread
+from services.edge.api.watch import SEND_BODY
 from services.edge.gate.door import Door
 from services.edge.gate.meter import Meter
 from services.edge.selection.asking import told
@@ -71,7 +72,7 @@ class Gate:
             return
         request_id = self._request_id(scope)
         header = (b"x-request-id", request_id.encode())
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update({"request_id": request_id, SEND_BODY: send})
         unread, started = Unread(scope, receive), False
 
         async def send_with_id(message: Message) -> None:

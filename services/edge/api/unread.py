@@ -33,6 +33,8 @@ class Unread:
 
     async def discard(self) -> None:
         """Returns when the body is over, or too long in coming."""
+        if not self._more:
+            return
         left = _MOST_BYTES
         with suppress(TimeoutError):
             async with asyncio.timeout(_MOST_S):

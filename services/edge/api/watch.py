@@ -11,9 +11,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from enum import Enum, auto
 from typing import Protocol
 
-from starlette.types import Message, Receive, Send
+from starlette.types import Receive, Send
 
 _LEAVE_S = 0.1
+SEND_BODY = "send_body"
+"""In a scope's state: where bodies go straight to. Whatever stands between an answer and the server looks at the head only, and
+each of them would cost each token a call."""
 Header = tuple[bytes, bytes]
 
 
@@ -34,40 +37,44 @@ class Writer(Protocol):
 
 
 class HttpWriter:
-    """`send`, and since when it waits for a client that does not read."""
+    """A response's head and body to where each is sent, and since when a write waits for a client that does not read."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, head: Send, body: Send) -> None:
+        self._head = head
+        self._body = body
+        self._time = asyncio.get_running_loop().time
         self._since: float | None = None
         self.started = False
 
     def waits(self) -> float:
         """Seconds the write in progress has waited; 0.0 when there is none."""
-        return 0.0 if self._since is None else asyncio.get_running_loop().time() - self._since
+        return 0.0 if self._since is None else self._time() - self._since
 
     async def start(self, status: int, headers: Iterable[Header]) -> None:
         self.started = True
-        await self._write({"type": "http.response.start", "status": status, "headers": list(headers)})
+        self._since = self._time()
+        try:
+            await self._head({"type": "http.response.start", "status": status, "headers": list(headers)})
+        finally:
+            self._since = None
 
     async def body(self, data: bytes, *, more: bool = True) -> None:
-        await self._write({"type": "http.response.body", "body": data, "more_body": more})
-
-    async def _write(self, message: Message) -> None:
-        self._since = asyncio.get_running_loop().time()
+        self._since = self._time()
         try:
-            await self._send(message)
+            await self._body({"type": "http.response.body", "body": data, "more_body": more})
         finally:
             self._since = None
 
 
 async def watched(
-    receive: Receive, send: Send, work: Callable[[Writer], Awaitable[None]], *, write_deadline: float
+    receive: Receive, head: Send, body: Send, work: Callable[[Writer], Awaitable[None]], *, write_deadline: float
 ) -> Gone | None:
-    """Do `work`. Returns why it was ended early, None when it was not; what `work` raises is raised.
+    """Do `work`, which writes to `head` and `body`. Returns why it was ended early, None when it was not; what `work` raises is
+    raised.
 
     A stalled write cannot be cancelled in every server, so it is left behind: it ends with the connection.
     """
-    writer = HttpWriter(send)
+    writer = HttpWriter(head, body)
     task = asyncio.ensure_future(_run(work, writer))
     listener = asyncio.ensure_future(_disconnect(receive))
     try:

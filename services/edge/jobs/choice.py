@@ -71,11 +71,10 @@ class ChoiceTokens:
 
     def unread(self) -> tuple[list[int], FinishReason | None, list[Logprob]] | None:
         """New tokens, the finish once, and the tokens' log-probabilities; None when there is nothing new."""
-        news = self.tokens[self.read :]
         finish = None if self.reported else self.finish
-        if not news and finish is None:
+        if self.read == len(self.tokens) and finish is None:
             return None
-        logprobs = self.logprobs[self.read :]
+        news, logprobs = self.tokens[self.read :], self.logprobs[self.read :]
         self.read += len(news)
         self.reported = finish is not None or self.reported
         return news, finish, logprobs

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from schemas.job import Sampling, Tier
 from schemas.reply import FinishReason, Logprob
 from services.edge.jobs.explained import Explain
@@ -40,11 +42,10 @@ class Draft:
         return len(self.prompt) // 4
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """What one choice got since the last look. `finish` is set with its last tokens (there may be none).
 
-    `logprobs`: one a token when the job asked for them.
+    `logprobs`: one a token when the job asked for them. One a token is made of these: a Struct costs a fifth of a dataclass.
     """
 
     choice: int

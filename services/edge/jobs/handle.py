@@ -12,7 +12,8 @@ from schemas.reply import Logprob
 from services.edge.jobs.active import ActiveJob
 from services.edge.jobs.draft import Delta
 
-_PATIENCE_S = 3600.0
+_LOOK_S = 10.0
+"""Between two looks at a job that nobody says anything of."""
 
 
 class JobCancelled(Exception):
@@ -27,7 +28,7 @@ async def admitted(job: ActiveJob) -> None:
     """
     while not (job.given_up or (job.admitted and (job.answered or not job.draft.explain))):
         _raise_end(job)
-        await job.mailbox.wait(_PATIENCE_S)
+        await job.mailbox.wait(_LOOK_S)
 
 
 class JobHandle:

@@ -109,10 +109,10 @@ class Inbox:
 
     def _heard(self, job: ActiveJob, hop: int, word: Word) -> None:
         """The adopted run is alive at `hop`, as its process just said."""
-        if hop < job.hop:
-            return  # somebody further on owns the run
-        job.word = word
-        if hop > job.hop:
+        if hop == job.hop:
+            job.word = word
+        elif hop > job.hop:  # else somebody further on owns the run
+            job.word = word
             job.own(hop, word)
             if cause := self._peers.cause(word.process):
                 self._bereave(job, cause)  # it said so before it died, and that came late

@@ -39,6 +39,7 @@ from services.settings import Settings
 
 STREAMS, REQUESTS = 32, 1024
 STEP_S = 0.002
+Figures = dict[str, float]
 Stage = Callable[[int, int], Awaitable[object]]
 """Make so many requests of so many tokens each, `STREAMS` at a time, and read their answers up to this stage."""
 
@@ -126,7 +127,7 @@ async def say(messages: Sequence[bytes], to: Callable[[bytes], object]) -> None:
         await asyncio.sleep(STEP_S)
 
 
-async def of_a_token(edge: WholeEdge, stages: Stages) -> dict[str, float]:
+async def of_a_token(edge: WholeEdge, stages: Stages) -> Figures:
     """Cumulative: what a token takes up to each stage."""
     far, count = edge.far, STREAMS * LONG
 
@@ -156,7 +157,7 @@ async def of_a_token(edge: WholeEdge, stages: Stages) -> dict[str, float]:
     return {name: value - idle for name, value in found.items()}
 
 
-async def of_a_request(edge: WholeEdge, stages: Stages, bodies: Sequence[bytes]) -> dict[str, float]:
+async def of_a_request(edge: WholeEdge, stages: Stages, bodies: Sequence[bytes]) -> Figures:
     """As `of_a_token`, of two tokens; without what playing the far side takes."""
     far, count = edge.far, len(bodies)
 
@@ -185,12 +186,12 @@ async def of_a_request(edge: WholeEdge, stages: Stages, bodies: Sequence[bytes])
     }
 
 
-async def measure(home: Path, scratch: Path, rounds: int) -> tuple[dict[str, float], dict[str, float]]:
-    files = ModelStore(home).open(Settings().served[0])
+async def measure(model: str, folder: Path, scratch: Path, rounds: int, count: int) -> tuple[Figures, Figures]:
+    """Cumulative µs by stage: of a token, and of each of `count` requests of two."""
     bodies = {tokens: scratch / f"{tokens}.jsonl" for tokens in (2, LONG)}
     for tokens, path in bodies.items():
-        write_bodies(path, model=files.name, max_tokens=tokens, words=WORDS, count=REQUESTS)
-    async with whole_edge(files.name, files.folder, scratch) as edge:
+        write_bodies(path, model=model, max_tokens=tokens, words=WORDS, count=count)
+    async with whole_edge(model, folder, scratch) as edge:
         server = HttpServer(edge.app, "127.0.0.1", 0, Bounds.of(edge.served.settings))
         await server.start()
         stages = Stages(edge, bodies, build_load(scratch), server.port)
@@ -202,11 +203,11 @@ async def measure(home: Path, scratch: Path, rounds: int) -> tuple[dict[str, flo
     return _least(tokens), _least(requests)
 
 
-def _least(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
+def _least(rounds: Sequence[Figures]) -> Figures:
     return {name: min(each[name] for each in rounds) for name in rounds[0]}
 
 
-def table(title: str, upto: dict[str, float]) -> str:
+def table(title: str, upto: Figures) -> str:
     rows, before = [f"| {title} | µs |", "|---|---|"], 0.0
     for name, value in upto.items():
         rows.append(f"| {name} | {value - before:.1f} |")
@@ -219,8 +220,10 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--home", type=Path, default=Path(os.environ.get("HEADRACE_HOME", "~/.cache/headrace")).expanduser())
     arguments = options.parse_args()
+    files = ModelStore(arguments.home).open(Settings().served[0])
     with tempfile.TemporaryDirectory() as scratch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        a_token, a_request = runner.run(measure(arguments.home, Path(scratch), arguments.rounds))
+        work = measure(files.name, files.folder, Path(scratch), arguments.rounds, REQUESTS)
+        a_token, a_request = runner.run(work)
     print(table("of a token", a_token), "", table("of a request of two tokens", a_request), sep="\n")
 
 

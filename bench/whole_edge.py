@@ -36,6 +36,7 @@ from services.edge.store.migrate import migrate
 from services.edge.store.usage import SqlUsageStore
 from services.edge.tenant import tenant
 from services.edge.text_model import TextModel
+from services.garbage import settle
 from services.settings import EdgeSettings
 from services.telemetry.metrics import Metrics
 
@@ -86,6 +87,7 @@ async def whole_edge(model: str, folder: Path, scratch: Path) -> AsyncIterator[W
     beside = [asyncio.create_task(work) for work in (budgets.run(), _report(far))]
     try:
         await asyncio.sleep(0.1)  # the first report is heard
+        settle()
         yield WholeEdge(served, jobs, bus, app, far)
     finally:
         for task in beside:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from opentelemetry.metrics import (
     CallbackOptions,
-    Counter,
     Histogram,
     Meter,
     NoOpMeterProvider,
@@ -19,6 +18,7 @@ from opentelemetry.metrics import (
 
 from services.telemetry import names
 from services.telemetry.names import Spec
+from services.telemetry.tally import Tally
 
 Labels = Mapping[str, str]
 _SCOPE = "headrace"
@@ -103,8 +103,8 @@ class Metrics:
         """The Prometheus text exposition format (version 0.0.4); empty when nothing is recorded."""
         return self._text() if self._text is not None else b""
 
-    def _counter(self, spec: Spec) -> Counter:
-        return self._meter.create_counter(spec.name, description=spec.description)
+    def _counter(self, spec: Spec) -> Tally:
+        return Tally(self._meter, spec)
 
     def _histogram(self, spec: Spec) -> Histogram:
         return self._meter.create_histogram(

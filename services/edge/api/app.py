@@ -16,6 +16,7 @@ from services.edge.api.completions import Completions
 from services.edge.api.document import REFUSALS, json_body
 from services.edge.api.envelope import add_envelope
 from services.edge.api.gate import Gate, Traffic
+from services.edge.api.plain import post
 from services.edge.api.request import ChatRequest, CompletionRequest
 from services.edge.api.served import Served
 from services.edge.api.tokens import DetokenizeRequest, TokenizeRequest, Tokens
@@ -33,22 +34,22 @@ def create_app(served: Served, traffic: Traffic, door: Door, new_id: Callable[[]
     chat_example = {"model": name, "messages": [{"role": "user", "content": "What is Kubernetes?"}], "max_tokens": 100}
     raw_example = {"model": name, "prompt": "Once upon a time", "max_tokens": 100}
 
-    @app.post("/v1/chat/completions", openapi_extra=json_body(ChatRequest, ["model", "messages"], **chat_example))
+    @post(app, "/v1/chat/completions", json_body(ChatRequest, ["model", "messages"], **chat_example))
     async def chat_completions(request: Request) -> Response:
         """As OpenAI's; with `stream` the answer comes as server-sent events."""
         return await chat(request)
 
-    @app.post("/v1/completions", openapi_extra=json_body(CompletionRequest, ["model", "prompt"], **raw_example))
+    @post(app, "/v1/completions", json_body(CompletionRequest, ["model", "prompt"], **raw_example))
     async def text_completions(request: Request) -> Response:
         """As OpenAI's older endpoint: raw text, or token ids, in."""
         return await completions(request)
 
-    @app.post("/tokenize", openapi_extra=json_body(TokenizeRequest, [], model=name, prompt="Hello"))
+    @post(app, "/tokenize", json_body(TokenizeRequest, [], model=name, prompt="Hello"))
     async def tokenize(request: Request) -> Response:
         """The token ids of a text or of chat messages."""
         return await tokens.tokenize(request)
 
-    @app.post("/detokenize", openapi_extra=json_body(DetokenizeRequest, ["tokens"], model=name, tokens=[1, 2, 3]))
+    @post(app, "/detokenize", json_body(DetokenizeRequest, ["tokens"], model=name, tokens=[1, 2, 3]))
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
         return await tokens.detokenize(request)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 
@@ -78,7 +78,7 @@ async def whole_edge(model: str, folder: Path, scratch: Path) -> AsyncIterator[W
     jobs = Supervisor(bus, MemoryWorkQueue(), Subjects(), clock, random, metrics)
     budgets = Budgets(SqlUsageStore(database), process, clock, metrics)
     served = Served(EdgeSettings(), jobs, text, Meter(_no_counter, budgets, clock), clock, random, metrics, 0)
-    door = Door(Keyring(SqlKeyStore(database), _SECRET, clock), partial(tenant, _SECRET), open_on_loopback=True)
+    door = Door(Keyring(SqlKeyStore(database), _SECRET, clock), lru_cache(16)(partial(tenant, _SECRET)), open_on_loopback=True)
     app = create_app(served, Traffic(), door, lambda: f"req-{random.getrandbits(96):024x}")
     far = FarSide(broker, process, model)
     await migrate(database)

@@ -75,13 +75,14 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         require(1 <= self.max_tokens < U32 and 0 <= self.min_tokens < U32, "max_tokens or min_tokens is out of range")
         require(0.0 <= self.temperature <= 2.0 and 0.0 < self.top_p <= 1.0, "temperature or top_p is out of range")  # NaN fails
         require(0 <= self.top_k < U32 and 0.0 <= self.min_p <= 1.0, "top_k or min_p is out of range")
-        additive = (self.presence_penalty, self.frequency_penalty)
-        require(all(abs(penalty) <= 2.0 for penalty in additive), "a penalty is out of range")
+        require(abs(self.presence_penalty) <= 2.0 and abs(self.frequency_penalty) <= 2.0, "a penalty is out of range")
         require(0.01 <= self.repetition_penalty <= 10.0, "repetition_penalty is out of range")
-        require(all(abs(bias) <= 100.0 for bias in self.logit_bias.values()), "a logit_bias is outside -100..100")
-        require(all(0 <= token < U32 for token in self.stop_token_ids), "a stop token is no token id")
-        counts = (count for count in (self.logprobs, self.prompt_logprobs) if count is not None)
-        require(all(0 <= count <= MAX_LOGPROBS for count in counts), f"logprobs are outside 0..{MAX_LOGPROBS}")
+        if self.logit_bias:
+            require(all(abs(bias) <= 100.0 for bias in self.logit_bias.values()), "a logit_bias is outside -100..100")
+        if self.stop_token_ids:
+            require(all(0 <= token < U32 for token in self.stop_token_ids), "a stop token is no token id")
+        for count in (self.logprobs, self.prompt_logprobs):
+            require(count is None or 0 <= count <= MAX_LOGPROBS, "logprobs or prompt_logprobs are out of range")
 
     @property
     def penalises(self) -> bool:

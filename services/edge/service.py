@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from random import Random, SystemRandom
 
 from schemas.subjects import QUARANTINE_BUCKET, Subjects
@@ -56,6 +56,8 @@ from services.telemetry.metrics import Metrics
 
 _CANCEL_S = 2.0
 _DAY_S = 86_400.0
+_TENANTS = 4096
+"""Whose lane and salt are remembered."""
 _FEW = Bounds(connections=64, headers_s=75.0, write_s=10.0)
 """Of the connections of operators' programs."""
 _log = logging.getLogger("headrace.edge")
@@ -75,7 +77,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         return
     text = next(iter(texts.values()))
     secret = server_secret(settings.home_dir)
-    whose, quarantine = partial(tenant, secret), Quarantine(clock, secret)
+    whose, quarantine = lru_cache(_TENANTS)(partial(tenant, secret)), Quarantine(clock, secret)
     database = Database(database_url(edge.database_url, settings.home_dir))
     bus = await connect_service(settings, process, "edge", clock, metrics)
     beside: list[asyncio.Task[None]] = []

@@ -1,4 +1,4 @@
-"""Endpoints that take the request as it is and make the whole response: FastAPI documents them, and has nothing to do for them."""
+"""Endpoints that take the request as it is and make the response: FastAPI documents them, and has nothing to do for them."""
 
 from __future__ import annotations
 

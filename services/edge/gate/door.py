@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from schemas.errors import InvalidApiKey
@@ -81,6 +82,7 @@ def _is_own(origin: str) -> bool:
     return host == "localhost" or _is_loopback(host)
 
 
+@lru_cache(maxsize=1024)
 def _is_loopback(peer: str | None) -> bool:
     try:
         address = ipaddress.ip_address(peer or "")

@@ -143,13 +143,15 @@ class ActiveJob:
 
     def message(self) -> Job:
         """The Job of this attempt. A resume has neither a queue nor a first-token deadline."""
-        draft, limits = self.draft, self.draft.limits
+        draft, limits, sampling = self.draft, self.draft.limits, self.draft.sampling
+        if sampling.prompt_logprobs is not None and self.prompt.complete:
+            sampling = replace(sampling, prompt_logprobs=None)
         return Job(
             job=self.id,
             attempt=self.attempt,
             model=draft.model,
             prompt=draft.prompt,
-            sampling=replace(draft.sampling, prompt_logprobs=None) if self.prompt.complete else draft.sampling,
+            sampling=sampling,
             deadlines=Deadlines(
                 stamp=self._stamp,
                 total=limits.total_s,

@@ -16,7 +16,7 @@ from services.text.tokenizer import Tokenizer
 class Delta(msgspec.Struct, frozen=True):
     """`text` may be empty. `stopped`: a stop string was found, nothing follows, the choice is to be cancelled.
 
-    One a token is made of these: a Struct costs a fifth of a dataclass.
+    One a token is made: a Struct, because a dataclass takes ten times as long.
     """
 
     text: str

@@ -36,7 +36,7 @@ class Piece(msgspec.Struct, frozen=True):
     """What one choice's client may see now. `text` may be empty. `logprobs` is None when they were not asked for.
 
     `finish`: a `FinishReason`, or "tool_calls". `prompt`: with the first piece of a choice whose prompt is scored.
-    One a token is made of these: a Struct costs a fifth of a dataclass.
+    One a token is made: a Struct, because a dataclass takes ten times as long.
     """
 
     choice: int

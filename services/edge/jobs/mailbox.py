@@ -1,7 +1,7 @@
 """Where a job's consumer waits: woken once however much came, so a slow client reads many tokens at a time.
 
 Owns one waiter and one timer. Invariant: a wake-up before the wait is not lost. The timer is not called off when a wait ends, but
-looks whether one is over when it rings: a stream waits for every token, and a timer each would cost more than the waiting.
+looks when it rings whether a wait is over: a stream waits for every token, and a timer each would cost more than the waiting.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ class Draft:
 class Delta(msgspec.Struct, frozen=True):
     """What one choice got since the last look. `finish` is set with its last tokens (there may be none).
 
-    `logprobs`: one a token when the job asked for them. One a token is made: a Struct, because a dataclass takes ten times as long.
+    `logprobs`: one a token when the job asked for them.
+    One a token is made: a Struct, because a dataclass takes ten times as long.
     """
 
     choice: int

@@ -117,6 +117,6 @@ class Apart:
             return
         finally:
             self._reading.pop(choice, None)
-        self._unread += [replace(delta, choice=choice) for delta in news]
+        self._unread += [structs.replace(delta, choice=choice) for delta in news]
         if any(delta.finish is not None for delta in news):
             self._open.discard(choice)

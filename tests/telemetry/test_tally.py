@@ -16,7 +16,7 @@ def test_additions_are_summed_by_their_labels() -> None:
     text = metrics.prometheus_text().decode()
     assert 'headrace_cost_total{model="m",tenant="a"} 3.5' in text
     assert 'headrace_cost_total{model="m",tenant="b"} 4.0' in text
-    assert "headrace_usage_lost_total 3.0" in text
+    assert "headrace_usage_entries_lost_total 3.0" in text
     assert "# TYPE headrace_cost_total counter" in text
 
 

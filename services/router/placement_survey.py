@@ -121,9 +121,11 @@ def has_decode_credit(worker: Worker, room: int) -> bool:
 
 
 def _lend(found: Survey, request: Request) -> None:
+    pool, lender, most = found.pool, "", 0
     for process, blocks in request.hits.items():
-        if blocks > found.lent and (process in found.pool.decode or process in found.pool.both):
-            found.lender, found.lent = process, blocks
+        if blocks > most and (process in pool.decode or process in pool.both):
+            lender, most = process, blocks
+    found.lender, found.lent = lender, most
 
 
 def _prefill(found: Survey, workers: Sequence[Entry], request: Request, now: float, without: Set[str], nearest: bool) -> bool:
@@ -200,7 +202,7 @@ def _tail(found: Survey, workers: Sequence[Entry], request: Request, now: float,
             continue
         rest = tokens - cached * block
         least = worker.step_s + rest * (worker.token_s or usual)
-        if rest > worker.prefill_tokens or least >= beat or wait_s(worker, request, now) + least > limit:
+        if least >= beat or rest > worker.prefill_tokens or wait_s(worker, request, now) + least > limit:
             continue
         large = tokens < worker.context_length and room <= worker.kv_total
         if large and process not in without and has_decode_credit(worker, room):

@@ -39,6 +39,6 @@ class KvSnapshot(Message, frozen=True, omit_defaults=True, kw_only=True):
 
     process: str
     at: Count
-    page: Count
+    page: Whole
     pages: Count
     hashes: tuple[BlockHash, ...] = ()

@@ -36,8 +36,8 @@ from services.edge.store.migrate import migrate
 from services.edge.store.usage import SqlUsageStore
 from services.edge.tenant import tenant
 from services.edge.text_model import TextModel
-from services.garbage import settle
 from services.settings import EdgeSettings
+from services.telemetry.collector import keep_collections_short
 from services.telemetry.metrics import Metrics
 
 PROMPT = range(500, 540)
@@ -87,7 +87,7 @@ async def whole_edge(model: str, folder: Path, scratch: Path) -> AsyncIterator[W
     beside = [asyncio.create_task(work) for work in (budgets.run(), _report(far))]
     try:
         await asyncio.sleep(0.1)  # the first report is heard
-        settle()
+        keep_collections_short()
         yield WholeEdge(served, jobs, bus, app, far)
     finally:
         for task in beside:

@@ -44,7 +44,6 @@ from services.edge.store.records import Retention
 from services.edge.store.usage import SqlUsageStore
 from services.edge.tenant import server_secret, tenant
 from services.edge.text_model import TextModel
-from services.garbage import settle
 from services.models.obtain import obtain, unless_stopped
 from services.models.progress import Logged
 from services.settings import EdgeSettings, Settings
@@ -126,7 +125,6 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         await chat.start()
         await probes.start()
         await server.start()
-        settle()
         _log.info("serving", extra=fields(url=server.url, metrics=f"{probes.url}/metrics", models=",".join(texts)))
         await stop.wait()
         await _drain(traffic, jobs, detached, server, edge.drain_timeout_s)

@@ -9,7 +9,8 @@ import argparse
 from pathlib import Path
 
 from services.cli.failure import EXIT_FAILED
-from services.engine.trtllm_engine.verifier import Report, Verdict, find, verify
+from services.engine.trtllm_engine.findings import Report, Verdict
+from services.engine.trtllm_engine.verifier import find, verify
 
 EXIT_SKIPPED = 3
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from services.engine.trtllm_engine.contract import SPECULATIVE, VERSION
-from services.engine.trtllm_engine.verifier import Verdict, find, verify
+from services.engine.trtllm_engine.findings import Verdict
+from services.engine.trtllm_engine.verifier import find, verify
 from services.settings import SettingsError
 
 _log = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from services.engine.trtllm_engine.adapters import Adapter, lora_config
 from services.engine.trtllm_engine.api import Api, load
 from services.engine.trtllm_engine.capabilities import capabilities
 from services.engine.trtllm_engine.engine import TrtllmEngine
+from services.engine.trtllm_engine.extra import shape
 from services.engine.trtllm_engine.leader import must_lead
 from services.engine.trtllm_engine.options import Options, options
 from services.kv.hashing import kv_compat
@@ -88,7 +89,7 @@ def _objects(api: Api, settings: TrtllmSettings, chosen: Options) -> dict[str, A
 def _kv_compat(files: ModelFiles, settings: TrtllmSettings, chosen: Options, version: str, quantization: str) -> str:
     """Different parallelism on both sides has given wrong output (NVIDIA/TensorRT-LLM#6507), so only equal engines are paired."""
     adapters = {adapter.name: adapter.digest for adapter in chosen.adapters}
-    numerics = (settings.dtype, quantization, json.dumps(settings.speculative, sort_keys=True), json.dumps(adapters))
+    tables = (json.dumps(each, sort_keys=True) for each in (settings.speculative, adapters, shape(settings.extra)))
     return kv_compat(
         weights=files.weights,
         kv_dtype=settings.kv_dtype,
@@ -96,7 +97,7 @@ def _kv_compat(files: ModelFiles, settings: TrtllmSettings, chosen: Options, ver
         layout=f"transceiver {settings.transceiver}",
         engine=NAME,
         engine_version=version,
-        numerics=" ".join(numerics),
+        numerics=" ".join((settings.dtype, quantization, *tables)),
         parallelism=f"tp{settings.tensor_parallel} pp{settings.pipeline_parallel}",
     )
 

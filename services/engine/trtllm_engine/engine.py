@@ -1,7 +1,7 @@
 """TensorRT-LLM as a worker sees an engine: runs become its requests, their chunks become step reports.
 
-Owns how a run becomes a request, and the engine's life; `requests` owns what becomes of them. Must not know the bus.
-Invariants: a handoff that came is consumed once; after a fault nothing more is begun.
+Owns the engine's life and which runs begin; `asking` makes them requests, `requests` owns what becomes of those. Must not know
+the bus. Invariants: a handoff that came is consumed once; after a fault nothing more is begun.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from schemas.errors import HeadraceError, InternalError, InvalidRequest, Unavailable, UnreadableMessage, UnsupportedParameter
+from schemas.errors import HeadraceError, Unavailable, UnreadableMessage, UnsupportedParameter
 from schemas.handoff import FirstToken
 from schemas.lifecycle import State
 from services.clock import Clock
 from services.engine.admission import admit
-from services.engine.protocol import EngineInfo, EngineStats, EngineWorn, OnStep, RunSpec, RunTotals
-from services.engine.trtllm_engine.api import Api, Llm, Result
+from services.engine.protocol import EngineInfo, EngineStats, OnStep, RunSpec, RunTotals
+from services.engine.trtllm_engine.api import Api, Llm
+from services.engine.trtllm_engine.asking import Asker
 from services.engine.trtllm_engine.books import Books
+from services.engine.trtllm_engine.canary import Canary, warm_up
+from services.engine.trtllm_engine.fate import Fate
 from services.engine.trtllm_engine.handoff import Consumed, checked
 from services.engine.trtllm_engine.legs import Kind, Leg
 from services.engine.trtllm_engine.mirror import Mirror
 from services.engine.trtllm_engine.reports import Reports
 from services.engine.trtllm_engine.requests import Requests
-from services.engine.trtllm_engine.sampling import sampling_params
 from services.engine.trtllm_engine.shutdown import end
 from services.engine.trtllm_engine.statistics import Iteration, IterationStatistics
-from services.engine.trtllm_engine.watch import AGAIN_S, Canary, Watch, first_iteration
+from services.engine.trtllm_engine.watch import Watch
 from services.kv.pool import BlockPool, LedgerError
 
-WARM_UP_S = 600.0
-"""The first request may compile and tune kernels."""
 _log = logging.getLogger(__name__)
 
 
@@ -58,70 +58,52 @@ class TrtllmEngine:
         self._timeout_s = timeout_s
         self._shutdown_s = shutdown_s
         self.adapters = adapters or {}
+        self._fate = Fate()
+        self._asker = Asker(api, llm, info.eos_ids, self.adapters, self._fate.fault)
         self._canary = Canary(api, llm, info)
         self._mirror = Mirror(info.block_tokens)
         self._books = Books(self.pool, info.block_tokens, timeout_s, clock)
         self._statistics = IterationStatistics()
+        self._watch: Watch | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._reports = Reports(lambda report: None, self._break)
+        self._reports = Reports(lambda report: None, self._fate.fault)
         self._requests = self._no_requests()
         self._consumed = Consumed()
-        self._ended: asyncio.Future[None] | None = None
-        self._broken: BaseException | None = None
 
     # its life
 
     async def warm_up(self) -> None:
         try:
-            iteration = await self._first_request()
+            iteration = await warm_up(self._canary, self.llm)
         except HeadraceError:
             await end(self.llm, self._shutdown_s)
             raise
+        self._mirror.most = iteration.total
         self.pool = BlockPool(iteration.total, prefix=self._mirror)
         self._books = Books(self.pool, self.info.block_tokens, self._timeout_s, self._clock)
         room = iteration.total * self.info.block_tokens
         self.info = replace(self.info, context_length=min(self.info.context_length, room))
         _log.info("TensorRT-LLM answers; its KV pool has %d blocks of %d tokens", iteration.total, self.info.block_tokens)
 
-    async def _first_request(self) -> Iteration:
-        try:
-            if not await self._canary.run(WARM_UP_S):
-                raise Unavailable(f"the engine did not answer its first request in {WARM_UP_S:.0f} s")
-        except HeadraceError:
-            raise
-        except Exception as error:
-            raise InternalError(f"the engine failed its first request: {error}") from error
-        return await first_iteration(self.llm, WARM_UP_S)
-
     def start(self, on_step: OnStep) -> None:
-        self._ended = asyncio.get_running_loop().create_future()
-        self._reports = Reports(on_step, self._break)
+        self._fate.begin()
+        self._reports = Reports(on_step, self._fate.fault)
         self._requests = self._no_requests()
-        watch = Watch(
-            self.llm,
-            self._canary,
-            self._books,
-            self._mirror,
-            self._clock,
-            self._timeout_s,
-            lambda: not len(self._requests),
-            self._on_iteration,
-            self._wear,
-        )
+        parts = (self.llm, self._canary, self._books, self._mirror, self._clock, self._timeout_s, self._requests, self._fate)
+        watch = self._watch = Watch(*parts, self._on_iteration)
         self._spawn(watch.read_statistics(), "statistics")
         self._spawn(watch.read_events(), "kv cache events")
-        self._spawn(self._look_after(watch), "look after the engine")
+        self._spawn(watch.look_after(), "look after the engine")
 
     async def join(self) -> None:
-        if self._ended is not None:
-            await asyncio.shield(self._ended)
+        await self._fate.join()
 
     async def stop(self) -> None:
         """Handoffs that peers are fetching are waited for, as long as a shutdown may take: they are void without this process."""
-        if self._broken is None:
+        if self._fate.broken is None and self._watch is not None:
             for leg in self._requests:
                 self._requests.drop(leg.spec.run, State.CANCELLED)
-            await self._until_fetched()
+            await self._watch.until_fetched(self._shutdown_s)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -135,8 +117,7 @@ class TrtllmEngine:
         kind = Kind.WHOLE if then_decode or _to_come(spec) == 1 else Kind.CONTEXT
         self._books.begin(spec.run, len(spec.trunk) + (_to_come(spec) if kind is Kind.WHOLE else 1))
         try:
-            asked = None if kind is Kind.WHOLE else self.api.disaggregated_params(request_type="context_only")
-            result = self._generate(spec, asked, streaming=kind is Kind.WHOLE)
+            result = self._asker.whole(spec) if kind is Kind.WHOLE else self._asker.context(spec)
         except HeadraceError:
             self._books.end(spec.run)
             raise
@@ -149,14 +130,7 @@ class TrtllmEngine:
         state = checked(opaque, self.info, spec, first)
         if opaque in self._consumed:
             raise UnreadableMessage("this handoff was consumed before")
-        asked = self.api.disaggregated_params(
-            request_type="generation_only",
-            first_gen_tokens=list(state.first_gen_tokens),
-            ctx_request_id=state.ctx_request_id,
-            opaque_state=state.opaque_state,
-            draft_tokens=None if state.draft_tokens is None else list(state.draft_tokens),
-        )
-        result = self._generate(spec, asked, streaming=True)
+        result = self._asker.generation(spec, state)
         self._consumed.add(opaque)
         self._books.begin_anyway(spec.run, len(spec.trunk) + _to_come(spec))
         totals = RunTotals(cached_tokens, compute_s)
@@ -189,14 +163,14 @@ class TrtllmEngine:
             rates=self._statistics.rates,
         )
 
-    # inside: beginning
+    # inside
 
     def _no_requests(self) -> Requests:
         parts = (self.info, self._books, self._mirror, self._reports, self._clock)
-        return Requests(*parts, self._timeout_s, self.api.request_error, self._break)
+        return Requests(*parts, self._timeout_s, self.api.request_error, self._fate.fault)
 
     def _admit(self, spec: RunSpec, first: Collection[FirstToken] = ()) -> None:
-        if self._broken is not None:
+        if self._fate.broken is not None:
             raise Unavailable("the engine has ended")
         if spec.run in self._requests:
             raise LedgerError("this run computes here already")
@@ -204,65 +178,15 @@ class TrtllmEngine:
         if spec.adapter is not None and spec.adapter not in self.adapters:
             raise UnsupportedParameter("this adapter is not loaded", param="model")
 
-    def _generate(self, spec: RunSpec, disaggregated: Any, *, streaming: bool) -> Result:
-        try:
-            return self.llm.generate_async(
-                list(spec.trunk),
-                sampling_params(self.api, spec.sampling, len(spec.choices[0].generated), self.info.eos_ids),
-                streaming=streaming,
-                lora_request=None if spec.adapter is None else self.adapters[spec.adapter],
-                disaggregated_params=disaggregated,
-                cache_salt=spec.salt.hex() or None,
-            )
-        except (ValueError, TypeError, NotImplementedError) as error:
-            _log.info("TensorRT-LLM refuses run %d: %s", spec.run, error)
-            raise InvalidRequest("The engine cannot compute this request.") from error
-        except Exception as error:
-            self._break(error)
-            raise Unavailable("the engine has ended") from error
-
     def _begin(self, leg: Leg) -> None:
         self._requests.add(leg)
         self._spawn(self._requests.read(leg), f"run {leg.spec.run}")
-
-    # inside: looking after
-
-    async def _look_after(self, watch: Watch) -> None:
-        while True:
-            await asyncio.sleep(watch.tick_s)
-            try:
-                self._requests.give_up_late_ones()
-                await watch.tick()
-            except EngineWorn as error:
-                self._wear(error)
-            except Exception as error:
-                self._break(error)
-                return
-
-    async def _until_fetched(self) -> None:
-        for _ in range(round(min(self._shutdown_s, self._timeout_s) / AGAIN_S)):
-            if not self._books.pinned:
-                return
-            await asyncio.sleep(AGAIN_S)
 
     def _on_iteration(self, iteration: Iteration) -> None:
         self._statistics.observe(iteration)
         self._requests.heard()
         if iteration.seconds:
             self._reports.step(iteration.seconds)
-
-    def _wear(self, error: EngineWorn) -> None:
-        if self._ended is not None and not self._ended.done():
-            _log.error("%s; this worker will be replaced", error.message)
-            self._ended.set_exception(error)
-
-    def _break(self, error: Exception) -> None:
-        """Anything but a failed request: the engine has shut itself down."""
-        if self._broken is None:
-            self._broken = error
-            _log.critical("the engine ended; this worker computes nothing any more", exc_info=error)
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_exception(error)
 
     def _spawn(self, work: Any, name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)

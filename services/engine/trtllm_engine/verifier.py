@@ -8,51 +8,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from services.engine.trtllm_engine import contract
 from services.engine.trtllm_engine.contract import NO_DEFAULT, Parameter
+from services.engine.trtllm_engine.findings import Finding, Report
 from services.engine.trtllm_engine.source import Source, signature
 
 PACKAGE = "tensorrt_llm"
-
-
-class Verdict(StrEnum):
-    PASSED = "passed"
-    FAILED = "failed"
-    SKIPPED = "skipped: no wheel"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One fact. `wrong`: what contradicts it; `notes`: differences that this adapter does not rely on."""
-
-    fact: str
-    wrong: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    findings: tuple[Finding, ...] = ()
-    found: bool = True
-
-    @property
-    def verdict(self) -> Verdict:
-        if not self.found:
-            return Verdict.SKIPPED
-        return Verdict.FAILED if self.wrong else Verdict.PASSED
-
-    @property
-    def wrong(self) -> tuple[str, ...]:
-        """One line a contradiction."""
-        return tuple(f"{finding.fact}: {what}" for finding in self.findings for what in finding.wrong)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return tuple(f"{finding.fact}: {what}" for finding in self.findings for what in finding.notes)
 
 
 def find() -> Path | None:

@@ -44,8 +44,15 @@ def test_settings_and_files_become_an_engine(files: ModelFiles) -> None:
 def test_only_equal_engines_are_paired(files: ModelFiles) -> None:
     plain = made(files).info.kv_compat
     assert plain == made(files, Role.DECODE, max_batch=9).info.kv_compat
-    others: list[dict[str, object]] = [{"tensor_parallel": 2}, {"kv_dtype": "fp8"}, {"block_tokens": 64}, {"transceiver": "UCX"}]
-    assert len({plain, *(made(files, **other).info.kv_compat for other in others)}) == 5
+    assert plain == made(files, extra={"kv_cache_config": {"host_cache_size": 2**30}}).info.kv_compat
+    others: list[dict[str, object]] = [
+        {"tensor_parallel": 2},
+        {"kv_dtype": "fp8"},
+        {"block_tokens": 64},
+        {"transceiver": "UCX"},
+        {"extra": {"kv_cache_config": {"sink_token_length": 4}}},
+    ]
+    assert len({plain, *(made(files, **other).info.kv_compat for other in others)}) == 6
 
 
 def test_speculation_and_adapters_reach_the_engine_as_its_own_objects(files: ModelFiles, tmp_path: Path) -> None:
@@ -74,10 +81,17 @@ def test_what_cannot_be_is_named(files: ModelFiles) -> None:
 
 def test_only_the_leader_of_an_engine_is_a_worker() -> None:
     must_lead({})
-    must_lead({"OMPI_COMM_WORLD_RANK": "0", "SLURM_PROCID": "0"})
-    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"):
-        with pytest.raises(SettingsError, match="trtllm-llmapi-launch"):
-            must_lead({name: "1"})
+    must_lead({"OMPI_COMM_WORLD_RANK": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"})
+    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_ID", "SLURM_PROCID"):
+        with pytest.raises(SettingsError, match=f"this is rank 1 .{name}.; start .* with trtllm-llmapi-launch"):
+            must_lead({name: "1", "TLLM_SPAWN_PROXY_PROCESS": "1"})
+
+
+def test_the_first_of_several_processes_leads_only_if_the_launcher_made_the_others_its_ranks() -> None:
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
+        with pytest.raises(SettingsError, match="one of 16 processes"):
+            must_lead({name: "16"})
+        must_lead({name: "16", "TLLM_SPAWN_PROXY_PROCESS": "1"})
 
 
 def test_nobody_but_the_adapter_imports_the_package_and_that_one_only_when_it_is_asked_to() -> None:

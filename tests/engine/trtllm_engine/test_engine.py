@@ -340,7 +340,7 @@ async def test_a_call_that_finds_the_engine_shut_down_ends_it() -> None:
 
 
 async def test_an_engine_that_does_not_warm_up_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    from services.engine.trtllm_engine import engine as module
+    from services.engine.trtllm_engine import canary as module
     from tests.engine.trtllm_engine.rig import build
 
     monkeypatch.setattr(module, "WARM_UP_S", 0.1)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from schemas.state import Role
-from services.engine.trtllm_engine import mirror as module
+from services.engine.trtllm_engine import chains
 from services.engine.trtllm_engine.mirror import Mirror
 from services.kv.hashing import block_hashes, chain_root
+from services.kv.prefix import CacheEvents
 from tests.engine.trtllm_engine.double import World
 from tests.engine.trtllm_engine.rig import engines, spec
 from tests.waiting import until
@@ -103,7 +104,7 @@ def test_partial_blocks_pictures_and_other_windows_are_not_published() -> None:
     events.stored(200, IDS[:4], extra=5)
     events.stored(300, IDS[:4], window=128)
     events.removed(101)
-    assert mirror.drain_events() == module.CacheEvents()
+    assert mirror.drain_events() == CacheEvents()
 
 
 def test_a_gap_clears_everything_and_raises_the_epoch() -> None:
@@ -139,8 +140,18 @@ def test_the_same_block_stored_again_is_there_once() -> None:
     assert mirror.match(names(A)) == []
 
 
+def test_no_more_is_published_than_can_be_paged() -> None:
+    """An engine that keeps blocks in the host's memory too has more of them than its pool."""
+    mirror, events = told()
+    mirror.most = 2
+    mirror.expect(A, IDS)
+    events.stored(100, IDS)
+    assert len(mirror.match(names(A))) == 2
+    assert mirror.identities(range(2)) == names(A)[:2]
+
+
 def test_old_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RECENT_BLOCKS", 6)
+    monkeypatch.setattr(chains, "RECENT_BLOCKS", 6)
     mirror, events = told()
     for start in range(5):
         mirror.expect(A, [start] * 12)

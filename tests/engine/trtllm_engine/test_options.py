@@ -47,6 +47,14 @@ def test_every_argument_is_one_that_was_recorded() -> None:
         ({"extra": {"kv_cache_config": {"blocks": 64}}}, "kv_cache_config.blocks"),
         ({"extra": {"kv_cache_config": 3}}, "is no table"),
         ({"extra": {"cache_transceiver_config": {"transceiver_runtime": "PYTHON"}}}, "transceiver_runtime"),
+        ({"extra": {"enable_attention_dp": True}}, "trtllm.extra.enable_attention_dp: 1.2 may lose cancels"),
+        ({"extra": {"context_parallel_size": 2}}, "trtllm.extra.context_parallel_size"),
+        ({"extra": {"orchestrator_type": "ray"}}, "trtllm.extra.orchestrator_type"),
+        ({"extra": {"num_postprocess_workers": 1}}, "trtllm.extra.num_postprocess_workers"),
+        (
+            {"extra": {"scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"}}},
+            "scheduler_config.capacity_scheduler_policy: must be GUARANTEED_NO_EVICT",
+        ),
         ({"adapters": {"a": Path("/nowhere/at/all")}}, "trtllm.adapters.a"),
         ({"pipeline_parallel": 2}, "pipeline_parallel"),
     ],
@@ -57,6 +65,7 @@ def test_what_cannot_be_is_named(given: dict[str, Any], said: str) -> None:
 
 
 def test_the_rest_goes_through() -> None:
+    made(extra={"scheduler_config": {"context_chunking_policy": "EQUAL_PROGRESS"}})
     through = made(extra={"batch_wait_timeout_ms": 5, "kv_cache_config": {"host_cache_size": 2**30}})
     assert through.llm["batch_wait_timeout_ms"] == 5
     assert through.kv_cache["host_cache_size"] == 2**30

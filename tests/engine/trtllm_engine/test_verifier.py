@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from services.cli.main import main
-from services.engine.trtllm_engine.verifier import Verdict, verify
+from services.engine.trtllm_engine.findings import Verdict
+from services.engine.trtllm_engine.verifier import verify
 from tests.engine.trtllm_engine import package
 
 

@@ -20,7 +20,8 @@ class Role(StrEnum):
 class Capabilities(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What an engine can honour. The edge refuses by name what is missing here, but `n`: several choices in one run.
 
-    Where an engine has not that, an edge makes a job of each choice.
+    Where an engine has not that, an edge makes a job of each choice. `adapters`: LoRA adapters by name; a request names one
+    behind its model's name and a colon.
     """
 
     seed: bool = False
@@ -35,6 +36,7 @@ class Capabilities(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     cancel_during_handoff: bool = True
     must_hand_off: bool = False
     prompt_logprobs: bool = False
+    adapters: tuple[str, ...] = ()
 
 
 class Credits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

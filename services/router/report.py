@@ -106,4 +106,5 @@ def _common(all_of: Sequence[Capabilities]) -> Capabilities:
         cancel_during_handoff=every("cancel_during_handoff"),
         must_hand_off=any(one.must_hand_off for one in all_of),
         prompt_logprobs=every("prompt_logprobs"),
+        adapters=tuple(name for name in all_of[0].adapters if all(name in one.adapters for one in all_of)),
     )

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
+from schemas.errors import ModelNotFound
 from services.edge.api.admin_app import add_probes
 from services.edge.api.chat import ChatCompletions
 from services.edge.api.completions import Completions
@@ -21,7 +22,7 @@ from services.edge.api.request import ChatRequest, CompletionRequest
 from services.edge.api.served import Served
 from services.edge.api.tokens import DetokenizeRequest, TokenizeRequest, Tokens
 from services.edge.gate.door import Door
-from services.edge.selection.policy import must_be_offered, offered
+from services.edge.selection.policy import must_be_offered, offered, without_adapter
 
 
 def create_app(served: Served, traffic: Traffic, door: Door, new_id: Callable[[], str]) -> FastAPI:
@@ -57,11 +58,15 @@ def create_app(served: Served, traffic: Traffic, door: Door, new_id: Callable[[]
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         names = offered(served.names, served.alive, request.state.caller.models)
-        return JSONResponse({"object": "list", "data": [_model(served, name) for name in names]})
+        adapted = [f"{name}:{adapter}" for name in names for adapter in served.adapters(name)]
+        return JSONResponse({"object": "list", "data": [_model(served, name) for name in (*names, *adapted)]})
 
     @app.get("/v1/models/{model:path}")
     async def model(model: str, request: Request) -> Response:
-        must_be_offered(served.names, model, served.alive, request.state.caller.models)
+        name, adapter = without_adapter(served.names, model)
+        must_be_offered(served.names, name, served.alive, request.state.caller.models)
+        if adapter is not None and adapter not in served.adapters(served.selection.follow(name)[-1]):
+            raise ModelNotFound(f"The model {name!r} has no adapter {adapter!r}.", param="model")
         return JSONResponse(_model(served, model))
 
     add_probes(app, served, traffic)
@@ -69,7 +74,7 @@ def create_app(served: Served, traffic: Traffic, door: Door, new_id: Callable[[]
 
 
 def _model(served: Served, name: str) -> dict[str, Any]:
-    """As OpenAI's; `root` (vLLM's) says what an alias stands for."""
+    """As OpenAI's; `root` (vLLM's) says what an alias stands for, and of which model it is an adapter."""
     told = {"id": name, "object": "model", "created": served.started, "owned_by": "headrace"}
-    end = served.selection.follow(name)[-1]
+    end = served.selection.follow(without_adapter(served.names, name)[0])[-1]
     return told if end == name else {**told, "root": end}

@@ -43,6 +43,11 @@ class Served:
         """The models that have workers now."""
         return [model for model in self.names.models if self.jobs.card(model) is not None]
 
+    def adapters(self, model: str) -> tuple[str, ...]:
+        """Of a model, as far as it has workers now."""
+        card = self.jobs.card(model)
+        return () if card is None else card.capabilities.adapters
+
     def of(self, model: str) -> Served:
         """The same for another model, one of `names.models`."""
         return self if model == self.text.name else replace(self, text=self.texts[model])

@@ -173,6 +173,7 @@ class ActiveJob:
             deaths=self.deaths,
             weights=self.weights,
             explain=bool(draft.explain) and not self.owned,
+            adapter=draft.adapter,
         )
 
     # what workers say

@@ -24,7 +24,7 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Draft:
     """`prompt` is token ids, u32 little-endian; `lane` and `salt` are the tenant's. `explain`: what its caller is told of why.
-    `elsewhere`: another model answers if this one has no worker, so none is waited for."""
+    `elsewhere`: another model answers if this one has no worker, so none is waited for. `adapter`: a LoRA adapter's name."""
 
     model: str
     prompt: bytes
@@ -36,6 +36,7 @@ class Draft:
     n: int = 1
     explain: Explain = Explain.NOTHING
     elsewhere: bool = False
+    adapter: str | None = None
 
     @property
     def prompt_tokens(self) -> int:

@@ -45,7 +45,7 @@ class Names:
 class Plan:
     """`candidates`: the model that was asked for, then those that may answer in its place, `on` which refusals. `dead`: those of
     them that are passed over, because they have no worker and another one has. `via`: the name that was asked for is a model's
-    own, an alias, or leads to `auto`, which picked `size` because of `rule`."""
+    own, an alias, or leads to `auto`, which picked `size` because of `rule`. `adapter`: of that model, which nobody else has."""
 
     candidates: tuple[str, ...]
     via: str
@@ -53,11 +53,21 @@ class Plan:
     rule: str = ""
     on: frozenset[Reason] = frozenset()
     dead: frozenset[str] = frozenset()
+    adapter: str | None = None
 
     def reason(self, refusal: HeadraceError) -> Reason | None:
         """Why the next candidate is tried after `refusal`; None = it is not."""
         reason = _REASONS.get(type(refusal))
         return reason if reason in self.on else None
+
+
+def without_adapter(names: Names, asked: str) -> tuple[str, str | None]:
+    """What was asked for, and the adapter that it names behind a colon, if what stands before that is a model or leads to one."""
+    model, colon, adapter = asked.rpartition(":")
+    itself = asked in names.models or names.selection.follow(asked) != (asked,)
+    if not colon or itself or len(adapter) > _LONGEST or names.selection.follow(model)[-1] not in names.models:
+        return asked, None
+    return model, adapter
 
 
 def leads_to_auto(names: Names, asked: str) -> bool:

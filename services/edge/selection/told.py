@@ -22,6 +22,8 @@ def headers(plan: Plan, model: str, passed: Passed, explained: Explanation | Non
     """`model` answers, or its refusal does; `passed`: who would have been before it, and why they were not. `explained`: the
     refusal, when its caller asked for that. Plain ASCII."""
     told = {MODEL: _spelled(model), REASON: plan.via}
+    if plan.adapter is not None:
+        told[REASON] += f"; adapter={_spelled(plan.adapter)}"
     if plan.size is not None:
         told[REASON] += f"; size={plan.size}; rule={plan.rule}"
     if passed:

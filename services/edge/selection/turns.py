@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from schemas.errors import HeadraceError, InvalidRequest
+from schemas.errors import HeadraceError, InvalidRequest, ModelNotFound
 from schemas.explanation import Explanation
 from services.edge.api.answer import AnyAnswer
 from services.edge.api.request import GenerationRequest
@@ -20,7 +20,7 @@ from services.edge.gate.records import Caller
 from services.edge.jobs.draft import Draft, Limits
 from services.edge.selection import told
 from services.edge.selection.features import read_hint
-from services.edge.selection.policy import Plan, leads_to_auto, plan
+from services.edge.selection.policy import Plan, leads_to_auto, plan, without_adapter
 from services.selection import Features
 
 R = TypeVar("R", bound=GenerationRequest)
@@ -47,18 +47,21 @@ class Asking:
 class Turn:
     """One model's try. `served`: with this model's text. `explain`: takes what its router said of a try that was refused.
     `spent`: seconds that others took before it. `alone`: nobody else may answer. `elsewhere`: somebody else does where this
-    model has no worker."""
+    model has no worker. `adapter`: of the model, to answer with."""
 
     served: Served
     explain: Callable[[Explanation], None]
     spent: float = 0.0
     alone: bool = True
     elsewhere: bool = False
+    adapter: str | None = None
 
     def draft(self, draft: Draft) -> Draft:
-        """The job of this turn: no later than the first one's would have been, and not to wait for a worker that is gone where
-        another model has some."""
-        limits = draft.limits
+        """The job of this turn: with its adapter, no later than the first one's would have been, and not to wait for a worker
+        that is gone where another model has some. Raises `ModelNotFound` for an adapter that the model has not."""
+        if self.adapter is not None and self.adapter not in self.served.card().capabilities.adapters:
+            raise ModelNotFound(f"The model {draft.model!r} has no adapter {self.adapter!r}.", param="model")
+        draft, limits = replace(draft, adapter=self.adapter), draft.limits
         left = (max(limit - self.spent, _LEAST_S) for limit in (limits.queue_s, limits.first_token_s, limits.total_s))
         return draft if self.alone else replace(draft, limits=Limits(*left), elsewhere=self.elsewhere)
 
@@ -78,9 +81,13 @@ class Turn:
 
 def planned(served: Served, by: Asking, model: str, features: FeaturesOf, metadata: Any = None, *, portable: bool = True) -> Plan:
     """Who answers a request for `model`. `features` are made only if they are needed. Raises as `plan`."""
-    names = served.names
-    seen = features(read_hint(by.hint, metadata)) if leads_to_auto(names, model) else Features()
-    return plan(names, model, seen, served.alive, by.caller.models, portable=portable)
+    names, granted = served.names, by.caller.models
+    base, adapter = without_adapter(names, model)
+    if adapter is not None and granted is not None and model in granted:
+        granted = None  # a key may list an adapter alone
+    seen = features(read_hint(by.hint, metadata)) if leads_to_auto(names, base) else Features()
+    made = plan(names, base, seen, served.alive, granted, portable=portable and adapter is None)
+    return replace(made, adapter=adapter)
 
 
 async def first_to_take(served: Served, plan: Plan, asked: R, begin: Callable[[Turn, R], Awaitable[B]], tell: Tell) -> B:
@@ -104,7 +111,7 @@ async def first_to_take(served: Served, plan: Plan, asked: R, begin: Callable[[T
         tell_of(model)
         elsewhere = "no_worker" in plan.on and model != last
         explain = partial(explained.__setitem__, model)
-        turn = Turn(served.of(model), explain, served.clock.monotonic() - arrived, alone, elsewhere)
+        turn = Turn(served.of(model), explain, served.clock.monotonic() - arrived, alone, elsewhere, plan.adapter)
         try:
             begun = await begin(turn, asked if asked.model == model else asked.model_copy(update={"model": model}))
         except HeadraceError as error:

@@ -21,4 +21,5 @@ def capabilities(settings: TrtllmSettings) -> Capabilities:
         grammar=GRAMMARS if settings.guided_decoding else (),
         cancel_during_handoff=False,
         must_hand_off=True,
+        adapters=tuple(sorted(settings.adapters)),
     )

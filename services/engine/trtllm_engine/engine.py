@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from schemas.errors import HeadraceError, Unavailable, UnreadableMessage, UnsupportedParameter
+from schemas.errors import HeadraceError, Unavailable, UnreadableMessage
 from schemas.handoff import FirstToken
 from schemas.lifecycle import State
 from services.clock import Clock
@@ -175,8 +175,6 @@ class TrtllmEngine:
         if spec.run in self._requests:
             raise LedgerError("this run computes here already")
         admit(self.info, spec, tuple(first))
-        if spec.adapter is not None and spec.adapter not in self.adapters:
-            raise UnsupportedParameter("this adapter is not loaded", param="model")
 
     def _begin(self, leg: Leg) -> None:
         self._requests.add(leg)

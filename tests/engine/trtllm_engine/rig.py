@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from schemas.handoff import FirstToken
@@ -39,9 +40,10 @@ INFO = EngineInfo(
 )
 
 
-def build(world: World, role: Role, timeout_s: float = TIMEOUT_S) -> TrtllmEngine:
+def build(world: World, role: Role, timeout_s: float = TIMEOUT_S, adapters: Mapping[str, Path] | None = None) -> TrtllmEngine:
     """As `trtllm_engine.build` does it, without a model's files. It is not warm yet."""
-    settings = TrtllmSettings(block_tokens=BLOCK_TOKENS, step_tokens=64, max_batch=8, transfer_timeout_s=timeout_s)
+    own = {"block_tokens": BLOCK_TOKENS, "step_tokens": 64, "max_batch": 8, "transfer_timeout_s": timeout_s}
+    settings = TrtllmSettings(**own, adapters=adapters or {})
     given, chosen = api(world), options(settings, role, 512)
     llm = given.llm(
         "m",
@@ -50,7 +52,10 @@ def build(world: World, role: Role, timeout_s: float = TIMEOUT_S) -> TrtllmEngin
         **chosen.llm,
     )
     info = replace(INFO, capabilities=capabilities(settings))
-    return TrtllmEngine(given, llm, info, SystemClock(), timeout_s=timeout_s, shutdown_s=1.0)
+    requests = {
+        name: given.lora_request(name, number, str(path)) for number, (name, path) in enumerate(settings.adapters.items(), 1)
+    }
+    return TrtllmEngine(given, llm, info, SystemClock(), timeout_s=timeout_s, shutdown_s=1.0, adapters=requests)
 
 
 @dataclass

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from services.models.store import ModelFiles
 from services.settings import SettingsError, TrtllmSettings
 
 NAME = "tensorrt-llm"
+_log = logging.getLogger(__name__)
 
 
 def build(
@@ -32,6 +34,7 @@ def build(
 ) -> TrtllmEngine:
     """The package is verified before it is imported. Raises `SettingsError`, `ModelError`."""
     must_lead(os.environ)
+    _look_at_transports(os.environ)
     config = _config(files.config)
     context_length = settings.max_context or int(config["max_position_embeddings"])
     quantization = _quantization(files.folder, settings.quantization)
@@ -73,6 +76,13 @@ def build(
         shutdown_s=settings.shutdown_timeout_s,
         adapters=_lora_requests(api, chosen.adapters),
     )
+
+
+def _look_at_transports(environment: Mapping[str, str]) -> None:
+    """A cluster may set them for its own network, without one for the memory of GPUs (NVIDIA/TensorRT-LLM PR 18373)."""
+    listed = environment.get("UCX_TLS", "")
+    if listed and not any(name.startswith(("cuda", "all", "^")) for name in listed.split(",")):
+        _log.warning("UCX_TLS=%s has no transport for GPU memory: handoffs may fail", listed)
 
 
 def _objects(api: Api, settings: TrtllmSettings, chosen: Options) -> dict[str, Any]:

@@ -31,6 +31,9 @@ def options(settings: TrtllmSettings, role: Role, context_length: int) -> Option
     """`context_length`: tokens of prompt and answer together. Raises `SettingsError` that names the key."""
     if settings.pipeline_parallel > 1 and role is not Role.BOTH:
         raise SettingsError("trtllm.pipeline_parallel: 1.2's release notes know a hang with it when phases are apart; use 1")
+    if not settings.chunked_prefill and settings.step_tokens < context_length:
+        text = f"without chunked prefill a prompt must fit one step, and the context is {context_length} tokens"
+        raise SettingsError(f"trtllm.step_tokens: {text}")
     extra = checked_extra(settings.extra)
     llm: dict[str, Any] = {
         "tensor_parallel_size": settings.tensor_parallel,

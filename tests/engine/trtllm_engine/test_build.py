@@ -94,6 +94,17 @@ def test_the_first_of_several_processes_leads_only_if_the_launcher_made_the_othe
         must_lead({name: "16", "TLLM_SPAWN_PROXY_PROCESS": "1"})
 
 
+@pytest.mark.parametrize(
+    ("listed", "warned"), [("tcp", True), ("rc,sm", True), ("rc,cuda_copy", False), ("all", False), ("^ud", False)]
+)
+def test_transports_without_gpu_memory_are_warned_of(
+    files: ModelFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, listed: str, warned: bool
+) -> None:
+    monkeypatch.setenv("UCX_TLS", listed)
+    made(files)
+    assert any("UCX_TLS" in record.getMessage() for record in caplog.records) == warned
+
+
 def test_nobody_but_the_adapter_imports_the_package_and_that_one_only_when_it_is_asked_to() -> None:
     for path in [*(ROOT / "services").rglob("*.py"), *(ROOT / "schemas").rglob("*.py")]:
         tree = ast.parse(path.read_text())

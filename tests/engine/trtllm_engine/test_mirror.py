@@ -140,6 +140,15 @@ def test_the_same_block_stored_again_is_there_once() -> None:
     assert mirror.match(names(A)) == []
 
 
+def test_what_two_adapters_of_one_tenant_may_have_stored_is_not_published() -> None:
+    """The events of 1.2.1 do not say whose adapter computed a block."""
+    mirror, events = told()
+    mirror.expect(A, IDS)
+    mirror.expect(chain_root("k", b"a", "sql"), IDS)
+    events.stored(100, IDS)
+    assert mirror.drain_events().stored == ()
+
+
 def test_no_more_is_published_than_can_be_paged() -> None:
     """An engine that keeps blocks in the host's memory too has more of them than its pool."""
     mirror, events = told()

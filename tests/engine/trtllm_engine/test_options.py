@@ -57,6 +57,7 @@ def test_every_argument_is_one_that_was_recorded() -> None:
         ),
         ({"adapters": {"a": Path("/nowhere/at/all")}}, "trtllm.adapters.a"),
         ({"pipeline_parallel": 2}, "pipeline_parallel"),
+        ({"chunked_prefill": False, "step_tokens": 4095}, "trtllm.step_tokens: without chunked prefill"),
     ],
 )
 def test_what_cannot_be_is_named(given: dict[str, Any], said: str) -> None:
@@ -65,6 +66,7 @@ def test_what_cannot_be_is_named(given: dict[str, Any], said: str) -> None:
 
 
 def test_the_rest_goes_through() -> None:
+    assert not made(chunked_prefill=False, step_tokens=4096).llm["enable_chunked_prefill"]
     made(extra={"scheduler_config": {"context_chunking_policy": "EQUAL_PROGRESS"}})
     through = made(extra={"batch_wait_timeout_ms": 5, "kv_cache_config": {"host_cache_size": 2**30}})
     assert through.llm["batch_wait_timeout_ms"] == 5

@@ -12,19 +12,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from schemas.errors import HeadraceError, Unavailable, UnreadableMessage
+from schemas.errors import HeadraceError, InvalidRequest, Unavailable, UnreadableMessage
 from schemas.handoff import FirstToken
 from schemas.lifecycle import State
 from services.clock import Clock
 from services.engine.admission import admit
-from services.engine.protocol import EngineInfo, EngineStats, OnStep, RunSpec, RunTotals
+from services.engine.protocol import EngineInfo, EngineStats, OnStep, RunEnd, RunSpec, RunTotals
 from services.engine.trtllm_engine.api import Api, Llm
 from services.engine.trtllm_engine.asking import Asker
 from services.engine.trtllm_engine.books import Books
 from services.engine.trtllm_engine.canary import Canary, warm_up
 from services.engine.trtllm_engine.fate import Fate
 from services.engine.trtllm_engine.handoff import Consumed, checked
-from services.engine.trtllm_engine.legs import Kind, Leg
+from services.engine.trtllm_engine.legs import Kind, Leg, to_come
 from services.engine.trtllm_engine.mirror import Mirror
 from services.engine.trtllm_engine.reports import Reports
 from services.engine.trtllm_engine.requests import Requests
@@ -114,8 +114,11 @@ class TrtllmEngine:
 
     def prefill(self, spec: RunSpec, *, then_decode: bool = False) -> None:
         self._admit(spec)
-        kind = Kind.WHOLE if then_decode or _to_come(spec) == 1 else Kind.CONTEXT
-        self._books.begin(spec.run, len(spec.trunk) + (_to_come(spec) if kind is Kind.WHOLE else 1))
+        if spec.sampling.grammar is not None and spec.choices[0].generated:
+            self._cannot_go_on(spec.run)
+            return
+        kind = Kind.WHOLE if then_decode or to_come(spec) == 1 else Kind.CONTEXT
+        self._books.begin(spec.run, len(spec.trunk) + (to_come(spec) if kind is Kind.WHOLE else 1))
         try:
             result = self._asker.whole(spec) if kind is Kind.WHOLE else self._asker.context(spec)
         except HeadraceError:
@@ -132,7 +135,7 @@ class TrtllmEngine:
             raise UnreadableMessage("this handoff was consumed before")
         result = self._asker.generation(spec, state)
         self._consumed.add(opaque)
-        self._books.begin_anyway(spec.run, len(spec.trunk) + _to_come(spec))
+        self._books.begin_anyway(spec.run, len(spec.trunk) + to_come(spec))
         totals = RunTotals(cached_tokens, compute_s)
         self._begin(Leg(spec, Kind.GENERATION, result, self._clock.monotonic(), totals, state.first_gen_tokens))
 
@@ -176,6 +179,11 @@ class TrtllmEngine:
             raise LedgerError("this run computes here already")
         admit(self.info, spec, tuple(first))
 
+    def _cannot_go_on(self, run: int) -> None:
+        """A request begins its grammar anew, so what it would write could not follow what the run has written."""
+        self._books.end(run)
+        self._reports.end(RunEnd(run, State.FAILED, "grammar_begun", InvalidRequest.code or ""))
+
     def _begin(self, leg: Leg) -> None:
         self._requests.add(leg)
         self._spawn(self._requests.read(leg), f"run {leg.spec.run}")
@@ -190,8 +198,3 @@ class TrtllmEngine:
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _to_come(spec: RunSpec) -> int:
-    """How many tokens its choice may still generate."""
-    return spec.sampling.max_tokens - len(spec.choices[0].generated)

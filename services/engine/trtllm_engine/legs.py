@@ -124,3 +124,8 @@ class Leg:
 def finish_of(completion: Any) -> FinishReason | None:
     """None while it goes on, and for ends that are no finish (a cancel, a handoff)."""
     return _FINISHES.get(completion.finish_reason)
+
+
+def to_come(spec: RunSpec) -> int:
+    """How many tokens its choice may still generate."""
+    return spec.sampling.max_tokens - len(spec.choices[0].generated)

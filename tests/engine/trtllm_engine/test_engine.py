@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from schemas.errors import ContextLengthExceeded, InvalidRequest, Unavailable, UnreadableMessage, UnsupportedParameter
@@ -9,9 +11,11 @@ from schemas.job import Choice, Grammar
 from schemas.lifecycle import State
 from schemas.reply import FinishReason
 from schemas.state import Role
-from services.engine.protocol import EngineWorn
+from services.engine.protocol import EngineWorn, RunEnd
+from services.engine.trtllm_engine.capabilities import capabilities
 from services.engine.trtllm_engine.handoff import OpaqueState, encode
 from services.kv.pool import PoolExhausted
+from services.settings import TrtllmSettings
 from tests.engine.trtllm_engine.double import EOS, EngineFault, World
 from tests.engine.trtllm_engine.rig import Heard, answer, engines, spec
 from tests.waiting import until
@@ -89,6 +93,22 @@ async def test_a_resumed_run_goes_on_from_what_it_has() -> None:
         await until(lambda: 1 in decode.ended)
         assert prefill.tokens(1) + decode.tokens(1) == answer(PROMPT, 4, (50, 51))
         assert decode.outputs[-1].index == 5
+
+
+@pytest.mark.parametrize("then_decode", [False, True])
+async def test_a_run_that_has_begun_what_a_grammar_describes_cannot_go_on(then_decode: bool) -> None:
+    """A request begins its grammar anew: a second object behind half of one would pass for an answer."""
+    world = World()
+    async with engines(world, Role.BOTH) as (both,):
+        both.engine.info = replace(both.engine.info, capabilities=capabilities(TrtllmSettings(guided_decoding="xgrammar")))
+        asked, grammar = len(world.engines[0].asked), Grammar(kind="json_object", source="")
+        both.engine.prefill(spec(1, generated=(50, 51), grammar=grammar), then_decode=then_decode)
+        await until(lambda: 1 in both.ended)
+        assert both.ended[1] == RunEnd(1, State.FAILED, "grammar_begun", "invalid_value")
+        assert (both.engine.pool.held, len(world.engines[0].asked)) == (0, asked)
+        both.engine.prefill(spec(2, grammar=grammar), then_decode=True)
+        await until(lambda: 2 in both.ended)
+        assert both.state(2) is State.FINISHED
 
 
 async def test_sampling_is_a_fresh_object_and_what_would_be_ignored_is_not_passed() -> None:

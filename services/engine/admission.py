@@ -10,14 +10,12 @@ from services.engine.protocol import EngineInfo, RunSpec
 
 
 def admit(info: EngineInfo, spec: RunSpec, first: Sequence[FirstToken] = ()) -> None:
-    """Raises `UnsupportedParameter` for several choices where the engine computes one, an adapter that it has not, or a grammar
-    of a kind it cannot keep to, `ContextLengthExceeded` when no token more of a choice fits the context, `InvalidRequest` for an
-    id outside the vocabulary, a biased or a stopping one too.
+    """Raises `UnsupportedParameter` for several choices where the engine computes one, or a grammar of a kind it cannot keep to,
+    `ContextLengthExceeded` when no token more of a choice fits the context, `InvalidRequest` for an id outside the vocabulary, a
+    biased or a stopping one too.
     """
     if len(spec.choices) != 1 and not info.capabilities.n:
         raise UnsupportedParameter(f"{info.name} computes one choice a run", param="n")
-    if spec.adapter is not None and spec.adapter not in info.capabilities.adapters:
-        raise UnsupportedParameter(f"{info.name} has no such adapter", param="model")
     grammar = spec.sampling.grammar
     if grammar is not None and grammar.kind not in info.capabilities.grammar:
         raise UnsupportedParameter(f"{info.name} cannot keep to this kind of grammar", param="response_format")

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from schemas.errors import InvalidRequest, Unavailable
+from schemas.errors import InvalidRequest, Unavailable, UnsupportedParameter
 from services.engine.protocol import RunSpec
 from services.engine.trtllm_engine.api import Api, Llm, Result
 from services.engine.trtllm_engine.handoff import OpaqueState
@@ -32,7 +32,7 @@ class Asker:
         self._on_fault = on_fault
 
     def whole(self, spec: RunSpec) -> Result:
-        """Both phases here. Each of these raises `InvalidRequest`, `Unavailable`."""
+        """Both phases here. Each of these raises `InvalidRequest`, `UnsupportedParameter`, `Unavailable`."""
         return self._ask(spec, None, streaming=True)
 
     def context(self, spec: RunSpec) -> Result:
@@ -51,6 +51,8 @@ class Asker:
         return self._ask(spec, params, streaming=True)
 
     def _ask(self, spec: RunSpec, disaggregated: Any, *, streaming: bool) -> Result:
+        if spec.adapter is not None and spec.adapter not in self._adapters:
+            raise UnsupportedParameter("this adapter is not loaded", param="model")
         try:
             return self._llm.generate_async(
                 list(spec.trunk),

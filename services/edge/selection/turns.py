@@ -59,9 +59,11 @@ class Turn:
     def draft(self, draft: Draft) -> Draft:
         """The job of this turn: with its adapter, no later than the first one's would have been, and not to wait for a worker
         that is gone where another model has some. Raises `ModelNotFound` for an adapter that the model has not."""
-        if self.adapter is not None and self.adapter not in self.served.card().capabilities.adapters:
-            raise ModelNotFound(f"The model {draft.model!r} has no adapter {self.adapter!r}.", param="model")
-        draft, limits = replace(draft, adapter=self.adapter), draft.limits
+        if self.adapter is not None:
+            if self.adapter not in self.served.card().capabilities.adapters:
+                raise ModelNotFound(f"The model {draft.model!r} has no adapter {self.adapter!r}.", param="model")
+            draft = replace(draft, adapter=self.adapter)
+        limits = draft.limits
         left = (max(limit - self.spent, _LEAST_S) for limit in (limits.queue_s, limits.first_token_s, limits.total_s))
         return draft if self.alone else replace(draft, limits=Limits(*left), elsewhere=self.elsewhere)
 

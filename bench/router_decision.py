@@ -11,7 +11,6 @@ million blocks; plots into bench/out.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
 import time
@@ -34,6 +33,7 @@ from services.router.placement_workers import Pool
 from services.router.prefix_index import PrefixIndex
 from services.router.prompt import Prompt
 from services.router.view import Charge, View
+from services.telemetry.collector import keep_collections_short
 
 MODEL = "m"
 KV = "kv"
@@ -147,7 +147,7 @@ class Setting:
 def measure(setting: Setting, decisions: int, clock: Callable[[], float]) -> list[float]:
     """Seconds of each decision, in order of size."""
     seconds = list[float]()
-    _settle()
+    keep_collections_short()  # as a router does
     for _ in range(decisions):
         job = setting.job()
         started = clock()
@@ -162,7 +162,7 @@ def parts(setting: Setting, decisions: int, clock: Callable[[], float], *, known
     """The same by what it is made of, for prompts whose beginning is `known` or for new ones. `noting` comes after the
     decision."""
     seconds: dict[str, list[float]] = defaultdict(list)
-    _settle()
+    keep_collections_short()  # as a router does
     for _ in range(decisions):
         job, at = setting.job(known), [clock()]
 
@@ -190,11 +190,6 @@ def parts(setting: Setting, decisions: int, clock: Callable[[], float], *, known
 
 def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[int(len(ordered) * share)]
-
-
-def _settle() -> None:
-    gc.collect()
-    gc.freeze()  # as `services.cli.process` does: what was there before the first decision is not walked
 
 
 def bound(workers: int) -> float:

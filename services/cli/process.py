@@ -8,7 +8,6 @@ Exit codes: 0 it stopped because it was asked to, 1 it could not go on (one line
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -35,7 +34,6 @@ _log = logging.getLogger("headrace.process")
 def run(serve: Serve, settings: Settings, process: str) -> int:
     """Run `serve` to its end; the exit code."""
     configure(settings.log_level, process)
-    gc.freeze()  # what was imported lives as long as this process: no full collection has to walk it
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_until_stopped(serve, settings, process))

@@ -13,6 +13,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,18 @@ def database_url(configured: str, home: Path) -> URL:
         raise SettingsError("edge.database_url: PostgreSQL needs the extra 'postgres' (pip install 'headrace[postgres]')")
     if kind == "sqlite" and (not url.database or url.database == ":memory:" or url.database.startswith("file:")):
         raise SettingsError("edge.database_url: SQLite needs the path of a file, sqlite:////path/to/edge.db")
+    for option in url.query.keys() - _options(kind):
+        raise SettingsError(f"edge.database_url: {kind} has no option {option!r}")
     return url.set(drivername=_DRIVERS[kind])
+
+
+def _options(kind: str) -> frozenset[str]:
+    """What may follow the `?`."""
+    if kind == "sqlite":
+        return frozenset()
+    from asyncpg import connect
+
+    return frozenset(signature(connect).parameters) | {"prepared_statement_cache_size"}
 
 
 def insert_new(connection: AsyncConnection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:

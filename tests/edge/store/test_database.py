@@ -97,13 +97,24 @@ async def test_a_file_put_in_its_place_is_used(sqlite: Database, tmp_path: Path)
         ("sqlite:////data/x.db", "sqlite+aiosqlite:////data/x.db"),
         ("postgresql://u:p@db:5432/headrace", "postgresql+asyncpg://u:***@db:5432/headrace"),
         ("postgresql+psycopg://u:p@db/headrace", "postgresql+asyncpg://u:***@db/headrace"),
+        ("postgresql://u:p@db/headrace?ssl=require", "postgresql+asyncpg://u:***@db/headrace?ssl=require"),
     ],
 )
 def test_a_url_gets_its_driver(configured: str, becomes: str) -> None:
     assert str(database_url(configured, Path("/home"))) == becomes
 
 
-@pytest.mark.parametrize("configured", ["not a url:secret", "mysql://u:secret@db/x", "sqlite://", "sqlite:///:memory:"])
+@pytest.mark.parametrize(
+    "configured",
+    [
+        "not a url:secret",
+        "mysql://u:secret@db/x",
+        "sqlite://",
+        "sqlite:///:memory:",
+        "sqlite:////data/x.db?mode=secret",
+        "postgresql://u:secret@db/x?sslmode=secret",
+    ],
+)
 def test_another_url_is_refused_by_name_without_its_password(configured: str) -> None:
     with pytest.raises(SettingsError, match=r"edge\.database_url") as refused:
         database_url(configured, Path("/home"))

@@ -7,7 +7,6 @@ import random
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from functools import cache
 from typing import Literal
 
@@ -107,7 +106,7 @@ async def rig(carrier: Carrier, *, block_bytes: int = 4096, limits: TransferLimi
         lending, reading = nixl_agents() if carrier == "nixl" else (None, None)
         await open_carriers(server, carrier, lending)
         made.server = server
-        made.client, made.frozen = (transfer_client(carrier, reading, _patient(each)) for each in (limits, FROZEN))
+        made.client, made.frozen = (transfer_client(carrier, reading, each) for each in (limits, FROZEN))
     else:
         network: dict[str, MemoryTransferServer] = {}
         fake = MemoryTransferServer(made.prefill, network, "p1:0", clock=made.clock, limits=limits)
@@ -123,11 +122,6 @@ async def rig(carrier: Carrier, *, block_bytes: int = 4096, limits: TransferLimi
                 client.close()
         async with asyncio.timeout(PATIENCE_S):
             await made.server.close()
-
-
-def _patient(limits: TransferLimits) -> TransferLimits:
-    """Of a client, whose owner is this process: it may stand still, which for uvloop is time."""
-    return replace(limits, lease_s=PATIENCE_S, release_s=PATIENCE_S)
 
 
 class Pausing:

@@ -18,6 +18,7 @@ from schemas.errors import UnreadableMessage
 from schemas.handoff import BlockRef, Ticket
 from schemas.transfer import Fetch, FetchAnswer, Keep, Released
 from services.kv.transfer.interface import DEFAULT_LIMITS, ConnectionLost, CorruptBlock, FetchDenied, FetchTimeout, TransferLimits
+from services.kv.transfer.patience import within
 from services.kv.transfer.reader import Reader, Unreachable
 from services.kv.transfer.wire import receive_frame, send_frame
 
@@ -36,7 +37,7 @@ class SocketFetched:
     async def release(self) -> bool:
         """Once; a second call says False."""
         try:
-            async with asyncio.timeout(self._limits.release_s):
+            async with within(self._limits.release_s):
                 await self._stop_keeping()  # what came after our last word would be answered by a reset, and lose the answer
                 await send_frame(self._sock, Keep(done=True))
                 return (await receive_frame(self._sock, Released)).ok
@@ -94,7 +95,7 @@ class SocketTransferClient:
         if len(blocks) != len(into):
             raise ValueError(f"{len(blocks)} blocks for {len(into)} views")
         try:
-            async with asyncio.timeout(timeout):
+            async with within(timeout):
                 reader, sock = await self._open(ticket)
                 return await self._fetch(reader, sock, ticket, blocks, [view.cast("B") for view in into], kv_compat)
         except TimeoutError:

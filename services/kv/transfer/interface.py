@@ -59,7 +59,8 @@ class CorruptBlock(TransferError):
 
 @dataclass(frozen=True, slots=True)
 class TransferLimits:
-    """Times in seconds. A lease counts from its last renewal; `present_s` is how long the server itself renews an offer."""
+    """Times in seconds. A lease counts from its last renewal; `present_s` is how long the server itself renews an offer. Of the
+    others, time in which this side stood still does not count."""
 
     lease_s: float = 2.0
     renew_s: float = 0.5

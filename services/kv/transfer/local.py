@@ -13,6 +13,9 @@ import socket
 import struct
 import sys
 
+from services.kv.transfer.interface import SILENT_S
+from services.kv.transfer.wire import readable
+
 _PREFIX = "headrace-kv-"
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 
@@ -63,24 +66,9 @@ def send_descriptor(sock: socket.socket, fd: int) -> None:
 
 
 async def receive_descriptor(sock: socket.socket) -> int:
-    """The descriptor that the next byte carries; the caller closes it. Raises OSError: none came."""
-    await _readable(sock)
+    """The descriptor that the next byte carries; the caller closes it. Raises OSError: none came (TimeoutError: nothing did)."""
+    await readable(sock, SILENT_S)
     _, fds, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
     if not fds:
         raise OSError("no descriptor came")
     return fds[0]
-
-
-async def _readable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(sock, _wake, readable)
-    try:
-        await readable
-    finally:
-        loop.remove_reader(sock)
-
-
-def _wake(readable: asyncio.Future[None]) -> None:
-    if not readable.done():
-        readable.set_result(None)

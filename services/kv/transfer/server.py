@@ -24,6 +24,7 @@ from services.kv.transfer.checksums import send_checksums
 from services.kv.transfer.interface import DEFAULT_LIMITS, FetchDenied, OnDone, TransferLimits
 from services.kv.transfer.nixl_agent import NixlAgent
 from services.kv.transfer.offers import Offer, OfferBook
+from services.kv.transfer.patience import within
 from services.kv.transfer.stream import send_blocks
 from services.kv.transfer.wire import advertised, receive_frame, send_frame, tune, until_closed
 
@@ -137,12 +138,12 @@ class SocketTransferServer:
         with sock:
             try:
                 tune(sock)
-                async with asyncio.timeout(self._limits.first_frame_s):
+                async with within(self._limits.first_frame_s):
                     first: Opening = await receive_frame(sock, Opening)
                 if isinstance(first, Attach):
                     await self._attach(sock, first)
                 else:
-                    async with asyncio.timeout(self._limits.connection_s):
+                    async with within(self._limits.connection_s):
                         await self._fetch(sock, first)
             except* UnreadableMessage as errors:
                 self._count("garbage")

@@ -3,8 +3,8 @@
 Owns: framing, socket options, addresses. Must not know: tickets, pools. Invariant: a read takes exactly the bytes of what it
 reads, so bulk bytes go straight from the socket into pool memory, with no buffer between.
 
-Deadlines are the caller's (`asyncio.timeout` around a conversation). A reader also gives up a peer that says nothing for
-`silent_s` seconds: a long conversation with a frozen process is none.
+Deadlines are the caller's (`within` around a conversation). A reader also gives up a peer that says nothing for `silent_s`
+seconds: a long conversation with a frozen process is none.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 from schemas.codec import decode, encode
 from schemas.errors import UnreadableMessage
 from schemas.transfer import TRANSFER_READS
+from services.kv.transfer.patience import within
 
 MAX_FRAME = 1 << 20
 """Bytes; a Fetch of 50,000 blocks still fits."""
@@ -57,13 +58,32 @@ def split_address(address: str) -> tuple[str, int]:
 
 async def receive_into(sock: socket.socket, view: memoryview, *, silent_s: float | None = None) -> None:
     """Fill `view` from the socket. Raises PeerClosed, TimeoutError, OSError."""
-    loop = asyncio.get_running_loop()
     while view:
-        async with asyncio.timeout(silent_s):
-            count = await loop.sock_recv_into(sock, view)
+        try:
+            count = sock.recv_into(view)
+        except BlockingIOError:
+            await readable(sock, silent_s)
+            continue
         if count == 0:
             raise PeerClosed("end of file")
         view = view[count:]
+
+
+async def readable(sock: socket.socket, silent_s: float | None = None) -> None:
+    """Until there is something to read, or the end of file. Reads nothing. Raises TimeoutError: neither came in `silent_s`."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(sock, _wake, ready)
+    try:
+        async with within(silent_s):
+            await ready
+    finally:
+        loop.remove_reader(sock)
+
+
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
 
 async def send_frame(sock: socket.socket, message: msgspec.Struct) -> None:
@@ -88,14 +108,6 @@ async def receive_frame(sock: socket.socket, kind: Any, *, silent_s: float | Non
     length = int.from_bytes(head, "little")
     if length > MAX_FRAME:
         raise UnreadableMessage(f"a frame of {length} bytes")
-    body = bytearray(length)
-    await receive_into(sock, memoryview(body)[_here(sock, body) :], silent_s=silent_s)
+    body = bytearray(length)  # mostly it came with its length, and is read without a turn of the event loop
+    await receive_into(sock, memoryview(body), silent_s=silent_s)
     return decode(bytes(body), kind, TRANSFER_READS)
-
-
-def _here(sock: socket.socket, into: bytearray) -> int:
-    """Reads what came with a frame's length, mostly all of its body, without a turn of the event loop. How much that was."""
-    try:
-        return sock.recv_into(into)
-    except BlockingIOError:
-        return 0

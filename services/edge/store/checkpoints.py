@@ -31,10 +31,6 @@ class Encoded:
     def of(cls, checkpoint: Checkpoint) -> Encoded:
         return cls(checkpoint, [_row(checkpoint.job, chunk) for chunk in checkpoint.chunks])
 
-    @property
-    def size(self) -> int:
-        return sum(len(row["data"]) for row in self.rows)
-
 
 async def write(connection: AsyncConnection, edge: str, encoded: Sequence[Encoded], lease_s: float) -> Written:
     """See `jobs.JobStore.checkpoint`."""
@@ -42,7 +38,9 @@ async def write(connection: AsyncConnection, edge: str, encoded: Sequence[Encode
     standings = await _standings(connection, edge, [one.checkpoint.job for one in encoded])
     held = [one for one in encoded if standings[one.checkpoint.job] in (Standing.HELD, Standing.CANCEL)]
     await _append(connection, [row for one in held for row in one.rows])
-    return Written(standings, await settle(connection, [one.checkpoint.job for one in held if one.checkpoint.end is not None]))
+    ended = [one.checkpoint.job for one in held if one.checkpoint.end is not None]
+    await _weigh(connection, ended)
+    return Written(standings, await settle(connection, ended))
 
 
 def facts_row(facts: Facts) -> dict[str, Any]:
@@ -57,7 +55,6 @@ async def _renew(connection: AsyncConnection, edge: str, encoded: Sequence[Encod
         .where(jobs.c.job == sa.bindparam("of_job"), jobs.c.edge == edge)
         .values(
             lease_until=now + sa.bindparam("lease"),
-            size=jobs.c.size + sa.bindparam("added"),
             **{name: sa.bindparam(f"new_{name}") for name in facts_row(Facts())},
         )
     )
@@ -65,7 +62,6 @@ async def _renew(connection: AsyncConnection, edge: str, encoded: Sequence[Encod
         {
             "of_job": one.checkpoint.job,
             "lease": -1.0 if one.checkpoint.release else lease_s,
-            "added": one.size,
             **{f"new_{name}": value for name, value in facts_row(one.checkpoint.facts).items()},
         }
         for one in encoded
@@ -99,6 +95,14 @@ async def _append(connection: AsyncConnection, rows: Sequence[dict[str, Any]]) -
         [{name: row[name] for name in ("of_job", "of_choice", "from_first")} for row in rows],
     )
     await connection.execute(sa.insert(tokens).values(job=job, choice=choice, first=first), rows)
+
+
+async def _weigh(connection: AsyncConnection, ended: Sequence[str]) -> None:
+    """How much room what ended takes from now on. Found, not added up: a checkpoint may come twice."""
+    if ended:
+        bytes_ = sa.func.coalesce(sa.func.sum(sa.func.length(tokens.c.data)), 0)
+        size = sa.select(bytes_).where(tokens.c.job == jobs.c.job).scalar_subquery()
+        await connection.execute(sa.update(jobs).where(jobs.c.job.in_(ended)).values(size=size))
 
 
 def _row(job: str, chunk: Chunk) -> dict[str, Any]:

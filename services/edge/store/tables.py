@@ -42,8 +42,8 @@ detached_jobs = sa.Table(
     sa.Column("bill", sa.LargeBinary),
     sa.Index("ix_detached_jobs_state_lease_until", "state", "lease_until"),
 )
-"""One row a job. `owner` is the worker; `size` is what its tokens take, in bytes; `bill`: `gate.records.Bill` as JSON, NULL = it
-is not booked."""
+"""One row a job. `owner` is the worker; `size` is what its tokens take once it has ended, in bytes; `bill`: `gate.records.Bill`
+as JSON, NULL = it is not booked."""
 
 detached_tokens = sa.Table(
     "detached_tokens",

@@ -24,7 +24,7 @@ from services.edge.store.records import (
     Standing,
     StoredJob,
 )
-from services.edge.store.tables import detached_tokens
+from services.edge.store.tables import detached_jobs, detached_tokens
 
 JOB, OTHER = "a" * 32, "b" * 32
 E1, E2, E3 = "e1-0k3v9x00abcde", "e2-0k3v9x00abcde", "e3-0k3v9x00abcde"
@@ -108,6 +108,17 @@ async def test_a_checkpoint_may_be_repeated_and_may_have_grown(store: SqlJobStor
     found = await store.read(JOB, {0: 0})
     assert found is not None
     assert told(found) == [1, 2, 3, 4, 5]
+
+
+async def test_what_was_written_twice_takes_room_once(database: Database, store: SqlJobStore) -> None:
+    """Or what others still read would have to go for it."""
+    await create(store)
+    for end in (None, None, End(JobState.FINISHED), End(JobState.FINISHED)):
+        await say(store, chunk(0, *range(100)), chunk(0, *range(50), choice=1), end=end)
+    async with database.read() as connection:
+        rows = (await connection.scalars(sa.select(detached_tokens.c.data))).all()
+        size = (await connection.execute(sa.select(detached_jobs.c.size))).scalar_one()
+    assert size == sum(len(row) for row in rows) > 600
 
 
 async def test_only_its_holder_writes(store: SqlJobStore) -> None:

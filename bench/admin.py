@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from typing import Any
 
 import nats
 from nats.aio.client import Client
@@ -36,20 +37,26 @@ async def _metrics(stack: Stack) -> dict[str, bytes]:
         await client.close()
 
 
-async def _processes(client: Client) -> list[tuple[str, str]]:
-    """Role and id of every service that answers a ping."""
+async def services(client: Client, *, first_s: float = _SILENCE_S) -> list[dict[str, Any]]:
+    """Every answer to `$SRV.PING`: until 300 ms pass without one, as the `nats` CLI waits. `first_s`: for the first."""
     inbox = client.new_inbox()
     heard = await client.subscribe(inbox)
     await client.publish("$SRV.PING", b"", reply=inbox)
-    found = []
+    found: list[dict[str, Any]] = []
     try:
         while True:
-            said = json.loads((await heard.next_msg(timeout=_SILENCE_S)).data)
-            role = said["name"].removeprefix("headrace-")
-            if role in _ROLES:
-                found.append((role, said["id"]))
+            msg = await heard.next_msg(timeout=_SILENCE_S if found else first_s)
+            found.append(json.loads(msg.data))
     except nats.errors.TimeoutError:
         return found
+    finally:
+        await heard.unsubscribe()
+
+
+async def _processes(client: Client) -> list[tuple[str, str]]:
+    """Role and id of each that has metrics."""
+    named = [(said["name"].removeprefix("headrace-"), said["id"]) for said in await services(client)]
+    return [(role, process) for role, process in named if role in _ROLES]
 
 
 async def _answer(client: Client, role: str, process: str) -> bytes:

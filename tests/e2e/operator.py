@@ -12,6 +12,7 @@ from typing import Any
 import nats
 from nats.aio.client import Client
 
+from bench.admin import services
 from tests.e2e.running import Up
 from tests.waiting import PATIENCE_S
 
@@ -21,19 +22,8 @@ class Operator:
     client: Client
 
     async def services(self) -> list[dict[str, Any]]:
-        """Every `$SRV.PING` answer: until 300 ms pass without one, as the CLI waits."""
-        inbox = self.client.new_inbox()
-        heard = await self.client.subscribe(inbox)
-        await self.client.publish("$SRV.PING", b"", reply=inbox)
-        found: list[dict[str, Any]] = []
-        try:
-            while True:
-                msg = await heard.next_msg(timeout=PATIENCE_S if not found else 0.3)
-                found.append(json.loads(msg.data))
-        except nats.errors.TimeoutError:
-            return found
-        finally:
-            await heard.unsubscribe()
+        """What each says of itself."""
+        return await services(self.client, first_s=PATIENCE_S)
 
     async def service(self, name: str) -> str:
         """The id of a process that is `headrace-<name>`."""

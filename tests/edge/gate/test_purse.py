@@ -24,6 +24,16 @@ def given(one: Purse, now: float, granted: int, spent: int = 0) -> Ask:
     return ask
 
 
+def lent(amount: int, *, running: int = 0) -> Purse:
+    """One that holds `amount`, of which `running` is promised to a request."""
+    one = purse()
+    one.waiting = max(10, amount - 6400 // SLICES)
+    given(one, 0.0, amount)
+    one.waiting = 0
+    assert not running or one.grant(running, 0.0)
+    return one
+
+
 def test_nothing_is_granted_that_was_not_lent() -> None:
     one = purse()
     assert not one.grant(1, 0.0)
@@ -34,10 +44,7 @@ def test_nothing_is_granted_that_was_not_lent() -> None:
 
 
 def test_a_lease_that_ended_grants_nothing() -> None:
-    one = purse()
-    one.waiting = 10
-    given(one, 0.0, 110)
-    one.waiting = 0
+    one = lent(110)
     assert one.grant(10, LEASE_S - 1.5)
     assert not one.grant(10, LEASE_S)
     renewed = one.ask(LEASE_S)
@@ -46,11 +53,7 @@ def test_a_lease_that_ended_grants_nothing() -> None:
 
 
 def test_what_was_handed_over_is_told_at_once() -> None:
-    one = purse()
-    one.waiting = 10
-    given(one, 0.0, 110)
-    one.waiting = 0
-    assert one.grant(10, 0.0)
+    one = lent(110, running=10)
     one.hand_over(10)
     told = given(one, 0.1, 0)
     assert (told.keep, dict(told.charges)) == (100, {})
@@ -60,12 +63,8 @@ def test_what_was_handed_over_is_told_at_once() -> None:
 
 @pytest.mark.parametrize("end", ["handed over", "given back"])
 def test_what_was_told_in_vain_is_told_again(end: str) -> None:
-    one = purse()
-    one.waiting = 10
-    given(one, 0.0, 10)
-    one.waiting = 0
+    one = lent(10, running=10 if end == "handed over" else 0)
     if end == "handed over":
-        assert one.grant(10, 0.0)
         one.hand_over(10)
     for now in (25.0, 25.25):  # the database could not be asked: others would wait for the end of the lease
         told = one.ask(now)
@@ -77,11 +76,7 @@ def test_what_was_told_in_vain_is_told_again(end: str) -> None:
 
 
 def test_what_is_handed_over_during_an_exchange_is_told_with_the_next() -> None:
-    one = purse()
-    one.waiting = 10
-    given(one, 0.0, 110)
-    one.waiting = 0
-    assert one.grant(10, 0.0)
+    one = lent(110, running=10)
     ask = one.ask(11.0)
     assert ask is not None
     one.hand_over(10)
@@ -92,11 +87,7 @@ def test_what_is_handed_over_during_an_exchange_is_told_with_the_next() -> None:
 
 
 def test_a_budget_of_which_nothing_is_held_is_not_forgotten_before_that_was_told() -> None:
-    one = purse()
-    one.waiting = 10
-    given(one, 0.0, 10)
-    one.waiting = 0
-    assert one.grant(10, 0.0)
+    one = lent(10, running=10)
     ask = one.ask(25.0)
     assert ask is not None
     one.hand_over(10)
@@ -107,11 +98,7 @@ def test_a_budget_of_which_nothing_is_held_is_not_forgotten_before_that_was_told
 
 
 def test_an_idle_edge_gives_back_what_it_does_not_use() -> None:
-    one = purse()
-    one.waiting = 10
-    given(one, 0.0, 110)
-    one.waiting = 0
-    assert one.grant(10, 0.0)
+    one = lent(110, running=10)
     one.settle(10, 0, "")
     assert one.ask(5.0) is None
     back = one.ask(21.0)
@@ -120,11 +107,7 @@ def test_an_idle_edge_gives_back_what_it_does_not_use() -> None:
 
 
 def test_more_than_two_slices_are_not_kept() -> None:
-    one = purse()
-    one.waiting = 3000
-    given(one, 0.0, 3100)
-    one.waiting = 0
-    assert one.grant(3000, 0.0)
+    one = lent(3100, running=3000)
     one.settle(3000, 10, "j")
     ask = one.ask(1.0, {"j"})
     assert ask is not None

@@ -182,6 +182,14 @@ class Overloaded(Unavailable):
     code = "overloaded"
 
 
+class EdgeUnavailable(Unavailable):
+    """This edge cannot take it now, whichever model is asked for; another edge may."""
+
+
+class EdgeFull(Overloaded):
+    """This edge is at a limit of its own, whichever model is asked for."""
+
+
 class ModelLoading(Unavailable):
     code = "model_loading"
 

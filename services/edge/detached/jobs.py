@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from random import Random
 
-from schemas.errors import HeadraceError, InvalidRequest, Overloaded, StoreUnavailable, UnsupportedParameter
+from schemas.errors import EdgeFull, HeadraceError, InvalidRequest, StoreUnavailable, UnsupportedParameter
 from schemas.identity import job_id
 from schemas.state import Death
 from schemas.subjects import Subjects
@@ -128,7 +128,7 @@ class DetachedJobs:
         if not self._ready:
             raise StoreUnavailable("The database cannot be used now.", retry_after=1.0)
         if len(self._keeper) >= self._most:
-            raise Overloaded("Too many background requests are running.", retry_after=1.0)
+            raise EdgeFull("Too many background requests are running.", retry_after=1.0)
         self._supervisor.refuse_quarantined(draft)
         draft = replace(draft, explain=Explain.NOTHING)  # nobody is told, so nobody waits for it
         job, since = job_id(self._random), self._clock.monotonic()

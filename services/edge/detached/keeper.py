@@ -160,7 +160,7 @@ class Keeper:
         kept.saved(written, began + self._timing.lease_s)
         if written.end is not None:
             self._leave(kept)
-        elif standing is Standing.CANCEL and not job.joining:
+        elif standing is Standing.CANCEL:
             self._supervisor.cancel(job)
 
     def _ours(self, kept: Kept) -> bool:

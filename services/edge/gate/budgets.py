@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from schemas.errors import HeadraceError, InsufficientQuota, RateLimited, StoreUnavailable, Unavailable
+from schemas.errors import EdgeUnavailable, HeadraceError, InsufficientQuota, RateLimited, StoreUnavailable
 from schemas.job import Tier
 from services.clock import Clock
 from services.edge.gate import windows
@@ -73,7 +73,7 @@ class Budgets:
         return self._clock.monotonic() < self._down_until
 
     async def take(self, kind: str, owner: str, limit: int, amount: int, tier: Tier) -> Hold:
-        """`amount` of the budget, all or nothing. Raises `InsufficientQuota`, `RateLimited`, `Unavailable`."""
+        """`amount` of the budget, all or nothing. Raises `InsufficientQuota`, `RateLimited`, `EdgeUnavailable`."""
         if tier is Tier.FREE and self.down:
             raise unchecked()
         purse = self._purse(owner, windows.name(kind, self._clock.wall()), limit)
@@ -215,6 +215,6 @@ def measure(metrics: Metrics, entry: Entry) -> None:
     metrics.cost.add(entry.used.cost or 0.0, labels)
 
 
-def unchecked() -> Unavailable:
+def unchecked() -> EdgeUnavailable:
     """Whether a limit is kept cannot be told now."""
-    return Unavailable("The limits cannot be checked now.", retry_after=1.0)
+    return EdgeUnavailable("The limits cannot be checked now.", retry_after=1.0)

@@ -113,7 +113,7 @@ class Meter:
     async def admit(self, caller: Caller, prompt_tokens: int, output_tokens: int, *, param: str = "messages") -> Reservation:
         """`output_tokens`: of all choices together, at most; `param`: the field that the prompt came from.
 
-        Raises `InvalidRequest`, `RateLimited`, `InsufficientQuota`, `Unavailable`.
+        Raises `InvalidRequest`, `RateLimited`, `InsufficientQuota`, `EdgeUnavailable`.
         """
         for limits in (caller.limits, caller.tenant_limits):
             _must_fit(limits, prompt_tokens, output_tokens, param)

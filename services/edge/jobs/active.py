@@ -59,8 +59,8 @@ class ActiveJob:
         """Choices that the client needs no more of; their owner may not have heard yet."""
         self.readers: set[Mailbox] = set()
         self.mailbox = Fanout(self.readers) if detached else Mailbox()
-        self.joining = False
-        """Another edge began it; who has it now is being asked."""
+        self.joining = 0
+        """Not 0: another edge began it, and made this attempt at least; who has it now is being asked."""
         self.held: Callable[[], bool] = _always
         """Whether the job is ours now: a detached one may be another edge's without our having heard of it."""
         self.given_up = False

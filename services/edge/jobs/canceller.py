@@ -44,7 +44,8 @@ class Canceller:
                     told = told or self._wire.bus.connected
                 await asyncio.wait({job.over}, timeout=max(self._timing.repeat_s, len(self._acks) / MOST_PER_S))
         finally:
-            del self._acks[job.id]
+            if self._acks.get(job.id) is acks:  # else a later cancel of the job has taken its place
+                del self._acks[job.id]
 
     def on_ack(self, ack: CancelAck, _: Msg) -> None:
         """One router's answer, on the cancel inbox."""

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from schemas.admin import CancelAnswer, HeldJob
-from schemas.errors import Cancelled, HeadraceError, NotFound, Unavailable
+from schemas.errors import Cancelled, HeadraceError, NotFound
 from schemas.lifecycle import State
 from services.clock import Clock
 from services.edge.jobs.active import ActiveJob
@@ -34,12 +34,10 @@ class Held:
         return [self._row(job) for job in self._jobs.values()]
 
     def cancel(self, name: str) -> CancelAnswer:
-        """Raises `NotFound`; `Unavailable` while it is not known yet who computes a job that another edge left."""
+        """Raises `NotFound`."""
         job = self._jobs.get(name)
         if job is None or job.closed:
             raise NotFound(f"There is no job {name[:64]!r} here.")
-        if job.joining:
-            raise Unavailable("The job is being taken over from another edge.", retry_after=1.0)
         self.end(job)
         return CancelAnswer(job=name)
 

@@ -47,5 +47,6 @@ class Inherited:
         job.choices = [ChoiceTokens.kept(one.tokens, one.logprobs, one.finish) for one in self.choices]
         job.owned, job.weights, job.deaths, job.cached_tokens = self.owned, self.weights, self.deaths, self.cached_tokens
         job.inherit(self.earlier_compute_s, self.run_compute_s)
-        job.joining = job.submitted = job.admitted = True
+        job.submitted = job.admitted = True
+        job.joining = self.known_attempt
         return job

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 
 from schemas.errors import Disconnected, HeadraceError
 from schemas.reply import Digest
@@ -27,16 +28,16 @@ class Rejoin:
         self._canceller = canceller
         self._timing = timing
 
-    async def run(self, job: ActiveJob, known: int) -> bool:
-        """True: the current attempt has an owner. False: the next one may begin. `known`: an attempt that was made.
+    async def run(self, job: ActiveJob) -> bool:
+        """True: the current attempt has an owner. False: the next one may begin.
 
-        Bounded by the job's total deadline while our own connection is down.
+        Its caller bounds it while our own connection is down.
         """
         tries = 0
         while tries < self._timing.rejoin_tries:
             try:
                 digest = await self._wire.take_over(job, self._timing.rejoin_s)
-                if self._joined(job, digest, known):
+                if self._joined(job, digest):
                     _log.info("adopted", extra=fields(job=job.id, owner=digest.process))
                     return True
             except Disconnected:
@@ -48,12 +49,20 @@ class Rejoin:
         _log.info("adopted, nobody owns it", extra=fields(job=job.id))
         if not job.owned:
             await self._canceller.cancel(job)  # an earlier attempt may wait in the queue
-        job.joining = False
+        job.joining = 0
         job.next_attempt()
         return False
 
-    def _joined(self, job: ActiveJob, digest: Digest, known: int) -> bool:
-        control = self._wire.subjects.control(digest.process)
+    async def settled(self, job: ActiveJob) -> None:
+        """Once nobody is asked any more: the job is to be stopped, and whoever computes it has to be known to be told."""
+        if not job.joining:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timing.cancel_s):
+                await self.run(job)
+
+    def _joined(self, job: ActiveJob, digest: Digest) -> bool:
+        known, control = job.joining, self._wire.subjects.control(digest.process)
         for entry in digest.runs:
             if entry.job != job.id:
                 continue
@@ -61,7 +70,7 @@ class Rejoin:
                 self._wire.cancel_run(control, entry.run, job.id)
                 continue
             job.rejoin(entry.attempt, known=entry.attempt == known)
-            job.joining = False
+            job.joining = 0
             job.admitted = True
             self._inbox.on_position(digest, control)
             return True

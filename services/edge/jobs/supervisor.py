@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from schemas.control import CancelAck
-from schemas.errors import HeadraceError, InternalError, OwnersDied, Quarantined, Unavailable
+from schemas.errors import EdgeUnavailable, HeadraceError, InternalError, OwnersDied, Quarantined
 from schemas.identity import job_id
 from schemas.reply import Reply
 from schemas.state import Death, ModelCard, QueueReport
@@ -125,7 +125,7 @@ class Supervisor:
     async def close(self, timeout: float) -> None:
         """Cancel what still runs, wait for it at most `timeout` seconds, say goodbye."""
         for job in list(self._jobs.values()):
-            self._close(job, Unavailable("The server is shutting down.", retry_after=1.0))
+            self._close(job, EdgeUnavailable("The server is shutting down.", retry_after=1.0))
         deadline = asyncio.get_running_loop().time() + timeout
         while self._jobs and asyncio.get_running_loop().time() < deadline:
             await asyncio.wait(self._tasks, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
@@ -168,7 +168,7 @@ class Supervisor:
     def take_over(self, inherited: Inherited) -> ActiveJob:
         """Go on with a job that another edge began."""
         job = inherited.active(self._bus.process, self._wire.reply_to, self._clock.wall())
-        self._begin(job, partial(self._go_on, job, inherited), inherited.age)
+        self._begin(job, partial(self._go_on, job), inherited.age)
         return job
 
     def hold(self, job: ActiveJob) -> None:
@@ -188,9 +188,9 @@ class Supervisor:
         """Stop its compute; safe to call at any time, also after the end."""
         self._give_up(job)
 
-    async def _go_on(self, job: ActiveJob, inherited: Inherited) -> None:
+    async def _go_on(self, job: ActiveJob) -> None:
         if not job.complete:
-            await self._life.run(job, begun=await self._rejoin.run(job, inherited.known_attempt))
+            await self._life.run(job, begun=await self._rejoin.run(job))
 
     def refuse_quarantined(self, draft: Draft) -> None:
         """Raises `Quarantined`."""
@@ -238,6 +238,7 @@ class Supervisor:
 
     async def _cancel(self, job: ActiveJob) -> None:
         try:
+            await self._rejoin.settled(job)
             await self._canceller.cancel(job)
         finally:
             del self._jobs[job.id]

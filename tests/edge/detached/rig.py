@@ -28,6 +28,7 @@ from services.edge.detached.timing import DetachedTiming
 from services.edge.gate.records import Bill
 from services.edge.jobs.draft import Draft
 from services.edge.jobs.supervisor import Supervisor
+from services.edge.jobs.timing import Timing
 from services.edge.store.database import Database, database_url
 from services.edge.store.jobs import SqlJobStore
 from services.edge.store.migrate import migrate
@@ -47,6 +48,8 @@ SECOND = process("edge2")
 QUICK = DetachedTiming(
     lease_s=2.0, checkpoint_s=0.05, attach_s=0.2, watch_s=0.02, adopt_s=0.1, poll_s=0.05, cut_off_s=0.5, sweep_s=0.1
 )
+
+ADOPTING = replace(FAST, rejoin_s=0.1)
 
 
 @dataclass
@@ -119,18 +122,20 @@ def _database_time() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def pair(home: Path, *, retention: Retention | None = None, lease_s: float = QUICK.lease_s) -> AsyncIterator[Pair]:
+async def pair(
+    home: Path, *, retention: Retention | None = None, lease_s: float = QUICK.lease_s, timing: Timing = ADOPTING
+) -> AsyncIterator[Pair]:
+    """`timing`: of the second edge."""
     with _database_time():
-        async with _pair(home, retention, replace(QUICK, lease_s=lease_s)) as made:
+        async with _pair(home, retention, replace(QUICK, lease_s=lease_s), timing) as made:
             yield made
 
 
 @asynccontextmanager
-async def _pair(home: Path, retention: Retention | None, quick: DetachedTiming) -> AsyncIterator[Pair]:
+async def _pair(home: Path, retention: Retention | None, quick: DetachedTiming, timing: Timing) -> AsyncIterator[Pair]:
     cluster = Cluster()
     cluster.then = cluster.accept(RUN, prefill="", decode=DECODE)
     await cluster.open()
-    timing = replace(FAST, rejoin_s=0.1)
     bus = MemoryBus(cluster.broker, SECOND, role="edge")
     other = Supervisor(bus, cluster.queue, cluster.subjects, SystemClock(), Random(5), Metrics.null(), timing)
     await other.open()

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from schemas.errors import Gone, InvalidRequest, JobFailed, NotFound, Overloaded, StoreUnavailable, Unavailable
+from schemas.codec import encode
+from schemas.errors import EdgeFull, Gone, InvalidRequest, JobFailed, NotFound, StoreUnavailable, Unavailable
 from schemas.lifecycle import State
 from schemas.placement import Queue, Refused
-from schemas.reply import FinishReason
+from schemas.reply import FinishReason, Frames, by_operator
 from schemas.state import Cause
 from services.edge.jobs.explained import Explain
 from services.edge.jobs.handle import JobCancelled
 from services.edge.store.records import JobState, Retention
 from tests.edge.cluster import DECODE, EDGE, ROUTER
 from tests.edge.detached.rig import (
+    ADOPTING,
     QUICK,
     SECOND,
     TENANT,
@@ -101,7 +103,7 @@ async def test_what_is_refused_leaves_no_row(edges: Pair) -> None:
 
 async def test_an_edge_holds_so_many(edges: Pair) -> None:
     edges.first.detached._most = 0
-    with pytest.raises(Overloaded):
+    with pytest.raises(EdgeFull):
         await edges.first.detached.submit(long_draft(), TENANT)
 
 
@@ -354,6 +356,41 @@ async def test_a_cancel_waits_for_who_adopts_it(edges: Pair) -> None:
     reader = await attach(edges.second, job)
     with pytest.raises(JobCancelled):
         await read_all(reader)
+
+
+async def _by_an_operator(edges: Pair, job: str) -> None:
+    edges.second.supervisor.held.cancel(job)
+
+
+async def _by_an_operator_of_a_router(edges: Pair, job: str) -> None:
+    edges.cluster.bus.publish(edges.cluster.subjects.reply(SECOND), encode(Frames(process=ROUTER, events=(by_operator(job),))))
+
+
+async def _by_its_caller(edges: Pair, job: str) -> None:
+    await edges.second.detached.cancel(job, TENANT)
+
+
+async def _by_a_deletion(edges: Pair, job: str) -> None:
+    await edges.second.detached.delete(job, TENANT)
+
+
+@pytest.mark.parametrize("end", [_by_an_operator, _by_an_operator_of_a_router, _by_its_caller, _by_a_deletion])
+async def test_what_is_ended_while_it_is_adopted_is_stopped(tmp_path: Path, end: Callable[[Pair, str], Awaitable[None]]) -> None:
+    """Its owner has not answered yet, so nobody could be told: it is told when it answers, not left to compute for nobody."""
+    async with pair(tmp_path, timing=replace(ADOPTING, rejoin_s=0.3, rejoin_tries=100, cancel_s=20.0)) as edges:
+        job, owner = await begun(edges)
+        owner.deaf = True
+        await edges.first.kill()
+        await until(lambda: job in edges.second.supervisor._jobs)
+        held = edges.second.supervisor._jobs[job]
+        await end(edges, job)
+        await until(lambda: held.closed)
+        owner.deaf = False
+        await until(lambda: owner.cancels)
+        await until(lambda: len(edges.second.supervisor) == 0)
+        assert len(edges.cluster.jobs) == 1, "nothing is resumed"
+        if end is not _by_a_deletion:
+            await state_is(edges, job, JobState.CANCELLED)
 
 
 @pytest.mark.parametrize("side", ["first", "second"])

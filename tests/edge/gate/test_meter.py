@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from schemas.errors import HeadraceError, InsufficientQuota, InvalidRequest, RateLimited, TokensLimited, Unavailable
+from schemas.errors import EdgeUnavailable, HeadraceError, InsufficientQuota, InvalidRequest, RateLimited, TokensLimited
 from schemas.job import Tier
 from services.clock import ManualClock
 from services.edge.gate.budgets import Budgets
@@ -141,13 +141,13 @@ async def test_counters_down() -> None:
     edges.counters.down = True
     left = edges.meter.left(paid, REQUESTS)
     assert left is not None
-    assert [await edges.refusal(paid) for _ in range(left.remaining + 1)] == [None] * left.remaining + [Unavailable]
+    assert [await edges.refusal(paid) for _ in range(left.remaining + 1)] == [None] * left.remaining + [EdgeUnavailable]
     assert await edges.refusal(free) is None  # the counter is asked for more, behind its back
     await asyncio.sleep(0.01)
     held = edges.meter.left(free, REQUESTS)
     assert held is not None
     assert held.remaining > 0
-    assert await edges.refusal(free) is Unavailable
+    assert await edges.refusal(free) is EdgeUnavailable
 
 
 async def test_over_three_edges_never_more() -> None:

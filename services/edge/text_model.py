@@ -84,9 +84,9 @@ class TextModel:
         """The text of each of `ids` by itself."""
         return await self._by_size(len(ids), lambda: [self._tokenizer.spell(token)[0] for token in ids])
 
-    def stream(self, stops: Sequence[str]) -> TextStream:
-        """A fresh text stream for one choice."""
-        return TextStream(self._tokenizer, stops)
+    def stream(self, stops: Sequence[str] = (), *, keep_stop: bool = False) -> TextStream:
+        """A fresh text stream for one choice. `keep_stop`: the stop string that ends the text stays in it."""
+        return TextStream(self._tokenizer, stops, keep_stop=keep_stop)
 
     def spell(self, token: int) -> tuple[str, bytes | None]:
         """A token's text and its bytes, None for a special token."""

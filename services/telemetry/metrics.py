@@ -37,6 +37,7 @@ class Metrics:
         self.time_per_output_token = self._histogram(names.TIME_PER_OUTPUT_TOKEN)
         self.e2e_request_latency = self._histogram(names.E2E_REQUEST_LATENCY)
         self.requests = self._counter(names.REQUESTS)
+        self.background_responses = self._counter(names.BACKGROUND_RESPONSES)
         self.requests_cancelled = self._counter(names.REQUESTS_CANCELLED)
         self.preemptions = self._counter(names.PREEMPTIONS)
         self.retries = self._counter(names.RETRIES)

@@ -54,7 +54,8 @@ TIME_PER_OUTPUT_TOKEN = _histogram(
     _TOKEN,
 )
 E2E_REQUEST_LATENCY = _histogram("headrace_e2e_request_latency_seconds", "From the request's arrival to its end.", _REQUEST)
-REQUESTS = _counter("headrace_requests_total", "Requests that ended, by model and finish reason or error code.")
+REQUESTS = _counter("headrace_requests_total", "Requests that were answered, by model, finish reason or error code, and status.")
+BACKGROUND_RESPONSES = _counter("headrace_background_responses_total", "Background responses that ended, by model and status.")
 REQUESTS_CANCELLED = _counter("headrace_requests_cancelled_total", "Requests whose client went away or cancelled.")
 REQUESTS_RUNNING = _gauge("headrace_num_requests_running", "Requests being computed now.")
 REQUESTS_SWAPPED = _gauge("headrace_num_requests_swapped", "Requests whose KV waits outside the pool now.")

@@ -1,7 +1,8 @@
 """Stop strings: text is held back for as long as it may still become one.
 
-Owns the undecided tail of one choice's text. Invariant: what is emitted is the whole text cut before the stop string that is
-complete first (of several complete at the same character, the longest), however the text was split over calls.
+Owns the undecided tail of one choice's text. Invariant: what is emitted is the whole text cut before (or, if it is kept, after)
+the stop string that is complete first (of several complete at the same character, the longest), however the text was split over
+calls.
 
 One Knuth-Morris-Pratt automaton a stop string: a step a character, whatever the strings' length, so that long or repetitive
 stop strings cannot slow the edge down. Source: Knuth, Morris, Pratt, "Fast pattern matching in strings", 1977.
@@ -13,16 +14,17 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Raises ValueError for an empty stop string: it would match everywhere."""
+    """`kept`: the one that was found stays in the text. Raises ValueError for an empty stop string: it would match everywhere."""
 
-    __slots__ = ("_automata", "_held", "_openings", "stopped")
+    __slots__ = ("_automata", "_held", "_kept", "_openings", "stopped")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, kept: bool = False) -> None:
         if "" in stops:
             raise ValueError("a stop string is empty")
         self._automata = [_Automaton(stop) for stop in stops]
         self._openings = frozenset(stop[0] for stop in stops)
         self._held = ""
+        self._kept = kept
         self.stopped = False
 
     def push(self, text: str) -> tuple[str, bool]:
@@ -36,7 +38,7 @@ class StopStrings:
             if complete := self._step(character):
                 self.stopped = True
                 self._held = ""
-                return pending[: position - complete], True
+                return pending[: position if self._kept else position - complete], True
         undecided = max(automaton.matched for automaton in self._automata)
         sure = len(pending) - undecided
         self._held = pending[sure:]

@@ -28,9 +28,10 @@ class TextStream:
 
     __slots__ = ("_detokenizer", "_stops")
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, keep_stop: bool = False) -> None:
+        """`keep_stop`: the stop string that ends the text stays in it."""
         self._detokenizer = tokenizer.detokenizer()
-        self._stops = StopStrings(stops) if stops else None
+        self._stops = StopStrings(stops, kept=keep_stop) if stops else None
 
     def push(self, ids: Iterable[int]) -> Delta:
         """What `ids` add to the text that is sure."""

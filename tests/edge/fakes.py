@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -339,6 +340,12 @@ class Api:
         transport = httpx.ASGITransport(app or self.app, raise_app_exceptions=True)
         async with httpx.AsyncClient(transport=transport, base_url="http://edge", timeout=20) as client:
             yield client
+
+    def counted(self) -> dict[tuple[str, str, str], int]:
+        """Requests in the metrics, by model, outcome and status."""
+        line = r'headrace_requests_total\{model="(.*)",outcome="(.*)",status="(.*)"\} (\S+)'
+        found = re.findall(line, self.metrics.prometheus_text().decode())
+        return {(model, outcome, status): int(float(count)) for model, outcome, status, count in found}
 
     async def call(self, path: str, **fields: object) -> httpx.Response:
         """Any endpoint; the model is ours unless `fields` say otherwise."""

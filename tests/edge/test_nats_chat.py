@@ -121,6 +121,21 @@ async def test_streamed_and_whole(server: AccountServer) -> None:
         assert whole["choices"][0]["message"]["content"] == "hello"
 
 
+async def test_each_request_counts_once(server: AccountServer) -> None:
+    async with edge(server) as api, caller(server, "acme") as client:
+        await (await Call(client).send(stream=True)).stream()
+        await (await Call(client).send()).one()
+        await (await Call(client).send(model="none of ours")).one()
+        api.jobs.scripts = [Script(refuse=Overloaded("x"))]
+        await (await Call(client).send()).one()
+        await until(lambda: sum(api.counted().values()) >= 4)
+        assert api.counted() == {
+            (MODEL, "stop", "200"): 2,
+            ("unknown", "model_not_found", "404"): 1,
+            (MODEL, "overloaded", "503"): 1,
+        }
+
+
 async def test_the_account_is_the_tenant(server: AccountServer) -> None:
     """Whatever the caller writes into the header: the server's word replaces it."""
     async with edge(server) as api:

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from services.text.stop import StopStrings
 
 
-def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
+def run(stops: list[str], pieces: list[str], *, kept: bool = False) -> tuple[str, bool]:
     """All the text a client sees, and whether a stop was found."""
-    matcher = StopStrings(stops)
+    matcher = StopStrings(stops, kept=kept)
     shown = "".join(matcher.push(piece)[0] for piece in pieces)
     return shown + matcher.finish(), matcher.stopped
 
 
-def cut(text: str, stops: list[str]) -> tuple[str, bool]:
-    """The definition, slowly: the shortest beginning that ends with a stop, less the longest such stop."""
+def cut(text: str, stops: list[str], *, kept: bool = False) -> tuple[str, bool]:
+    """The definition, slowly: the shortest beginning that ends with a stop, less the longest such stop unless it is `kept`."""
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
-            return text[: end - max(map(len, complete))], True
+            return text[: end if kept else end - max(map(len, complete))], True
     return text, False
 
 
@@ -33,7 +33,9 @@ few_letters = st.text("ab", max_size=30)
 @given(few_letters, st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4), st.lists(st.integers(0, 30)))
 def test_equals_the_definition_however_the_text_is_split(text: str, stops: list[str], cuts: list[int]) -> None:
     edges = [0, *sorted(place % (len(text) + 1) for place in cuts), len(text)]
-    assert run(stops, [text[start:end] for start, end in pairwise(edges)]) == cut(text, stops)
+    pieces = [text[start:end] for start, end in pairwise(edges)]
+    for kept in (False, True):
+        assert run(stops, pieces, kept=kept) == cut(text, stops, kept=kept)
 
 
 @given(few_letters, st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,6 +18,7 @@ from services.edge.api.completions import Completions
 from services.edge.api.document import REFUSALS, json_body
 from services.edge.api.envelope import add_envelope
 from services.edge.api.gate import Gate, Traffic
+from services.edge.api.measure import Measure
 from services.edge.api.plain import post
 from services.edge.api.request import ChatRequest, CompletionRequest
 from services.edge.api.served import Served
@@ -28,7 +30,8 @@ from services.edge.selection.policy import must_be_offered, offered, without_ada
 def create_app(served: Served, traffic: Traffic, door: Door, new_id: Callable[[], str]) -> FastAPI:
     """`new_id` names a request whose client did not."""
     app = FastAPI(title="Headrace", redoc_url=None, redirect_slashes=False, responses=REFUSALS)
-    app.add_middleware(Gate, traffic=traffic, door=door, meter=served.meter, new_id=new_id)
+    new_measure = partial(Measure, served.metrics, served.clock)
+    app.add_middleware(Gate, traffic=traffic, door=door, meter=served.meter, new_id=new_id, new_measure=new_measure)
     add_envelope(app)
     chat, completions, tokens = ChatCompletions(served), Completions(served), Tokens(served)
     name = served.text.name

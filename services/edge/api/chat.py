@@ -19,10 +19,10 @@ from services.edge.api.begun import Begun
 from services.edge.api.body import read_json
 from services.edge.api.chat_form import ChatForm
 from services.edge.api.exchange import Pace
-from services.edge.api.measure import Measure
+from services.edge.api.extras import OF_CHAT, refuse_extras
 from services.edge.api.messages import check_messages
 from services.edge.api.parameters import refuse_unsupported
-from services.edge.api.request import ChatRequest, read_request, read_stops
+from services.edge.api.request import ChatRequest, Stops, read_request, read_stops
 from services.edge.api.response_format import read_response_format
 from services.edge.api.served import Served
 from services.edge.api.start import draft, reserve, start, start_with_tools
@@ -38,7 +38,7 @@ class _Read:
     """What a request says, whichever model answers it."""
 
     messages: Sequence[dict[str, Any]]
-    stops: tuple[str, ...]
+    stops: Stops
     tools: Tools | None
     grammar: Grammar | None
 
@@ -53,22 +53,21 @@ class ChatCompletions:
 
     async def __call__(self, request: Request) -> Response:
         """Raises `HeadraceError`."""
-        served, settings = self._served, self._served.settings
-        arrived = served.clock.monotonic()
-        body = await read_json(request, settings)
-        begun = await self.begin(body, asking(request))
-        measure = Measure(served.metrics, served.clock, begun.model, arrived)
-        return begun.exchange(request.state.request_id, self._pace, measure)
+        by = asking(request)
+        begun = await self.begin(await read_json(request, self._served.settings), by)
+        return begun.exchange(request.state.request_id, self._pace, by.measure)
 
     async def begin(self, body: dict[str, Any], by: Asking) -> Begun:
         """The same for every transport. Its answer has to be read, or cancelled. Raises `HeadraceError`."""
         served, settings = self._served, self._served.settings
+        by.names(served, body.get("model"))
         asked = read_request(ChatRequest, body)
+        refuse_extras(body, OF_CHAT)
         messages = check_messages(asked.messages)
-        stops = read_stops(asked.stop, settings.max_stops)
+        stops = read_stops(asked, settings.max_stops)
         read = _Read(messages, stops, read_tools(asked), read_response_format(asked.response_format))
         plan = planned(served, by, asked.model, read.features, asked.metadata, portable=asked.portable)
-        return await first_to_take(served, plan, asked, partial(_begin, by, read), by.tell)
+        return await first_to_take(served, by, plan, asked, partial(_begin, by, read))
 
 
 async def _begin(by: Asking, read: _Read, turn: Turn, asked: ChatRequest) -> Begun:
@@ -86,9 +85,10 @@ async def _begin(by: Asking, read: _Read, turn: Turn, asked: ChatRequest) -> Beg
     job = turn.draft(draft(served, by.caller, asked, card, ids, most=most, grammar=grammar))
     reservation = await reserve(served, by.caller, [job])
     with reservation.undone_on_failure():
-        answer = start_with_tools(served, job, read.stops, tools) if tools else start(served, job, read.stops)
+        answer = start_with_tools(served, job, tools, read.stops) if tools else start(served, job, read.stops)
         await turn.admitted(answer)
-    form = ChatForm(f"chatcmpl-{answer.id}", int(served.clock.wall()), asked.model, usage=asked.usage_streamed)
+    created = int(served.clock.wall())
+    form = ChatForm(f"chatcmpl-{answer.id}", created, asked.model, job.tier, usage=asked.usage_streamed)
     return Begun(answer, form, reservation, asked.model, bool(asked.stream))
 
 

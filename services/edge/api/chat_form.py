@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from schemas.job import Tier
 from services.edge.api.answer import CallDelta
 from services.edge.api.form import Form, Said, encode
 from services.edge.api.logprobs import Entry
 from services.edge.api.prompt_logprobs import WrittenPrompt
+from services.edge.api.service_tier import service_tier
 
 
 class ChatForm(Form):
     chunk_object = "chat.completion.chunk"
     whole_object = "chat.completion"
 
-    def __init__(self, name: str, created: int, model: str, *, usage: bool) -> None:
-        super().__init__(name, created, model, usage=usage)
+    def __init__(self, name: str, created: int, model: str, tier: Tier, *, usage: bool) -> None:
+        super().__init__(name, created, model, usage=usage, service_tier=service_tier(tier))
         self._after_text = b'},"logprobs":null,"finish_reason":null}' + self._end
         self._before_text: dict[int, bytes] = {}
         self._told = False

@@ -17,11 +17,11 @@ from services.edge.api.begun import Begun
 from services.edge.api.body import read_json
 from services.edge.api.completion_form import CompletionForm
 from services.edge.api.exchange import Pace
-from services.edge.api.measure import Measure
+from services.edge.api.extras import OF_TEXT, refuse_extras
 from services.edge.api.parameters import refuse_unsupported
 from services.edge.api.prompt_logprobs import Echo, PromptWriter
 from services.edge.api.prompts import Prompt, read_prompts
-from services.edge.api.request import CompletionRequest, read_request, read_stops
+from services.edge.api.request import CompletionRequest, Stops, read_request, read_stops
 from services.edge.api.response_format import read_response_format
 from services.edge.api.served import Served
 from services.edge.api.several import Several
@@ -43,19 +43,20 @@ class Completions:
     async def __call__(self, request: Request) -> Response:
         """Raises `HeadraceError`."""
         served, settings = self._served, self._served.settings
-        arrived, by = served.clock.monotonic(), asking(request)
+        by = asking(request)
         body = await read_json(request, settings)
+        by.names(served, body.get("model"))
         asked = read_request(CompletionRequest, body)
-        stops = read_stops(asked.stop, settings.max_stops)
+        refuse_extras(body, OF_TEXT)
+        stops = read_stops(asked, settings.max_stops)
         grammar = read_response_format(asked.response_format)
         features = partial(of_texts, asked.texts or ())
         plan = planned(served, by, asked.model, features, asked.metadata, portable=asked.portable)
-        begun = await first_to_take(served, plan, asked, partial(_begin, by, stops, grammar), by.tell)
-        measure = Measure(served.metrics, served.clock, begun.model, arrived)
-        return begun.exchange(request.state.request_id, self._pace, measure)
+        begun = await first_to_take(served, by, plan, asked, partial(_begin, by, stops, grammar))
+        return begun.exchange(request.state.request_id, self._pace, by.measure)
 
 
-async def _begin(by: Asking, stops: tuple[str, ...], grammar: Grammar | None, turn: Turn, asked: CompletionRequest) -> Begun:
+async def _begin(by: Asking, stops: Stops, grammar: Grammar | None, turn: Turn, asked: CompletionRequest) -> Begun:
     """With the model of this turn. Raises `HeadraceError`."""
     served, settings = turn.served, turn.served.settings
     prompts = read_prompts(asked.prompt, settings.max_choices, served.text.vocabulary)

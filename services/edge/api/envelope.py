@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from schemas.errors import HeadraceError
 from services.edge.api.errors import error_response, from_status
+from services.edge.api.measure import Measure
 
 
 def add_envelope(app: Starlette) -> None:
@@ -16,13 +17,20 @@ def add_envelope(app: Starlette) -> None:
     app.add_exception_handler(HTTPException, _framework_refused)
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HeadraceError)
-    return error_response(error)
+    return _response(request, error)
 
 
 async def _framework_refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    response = error_response(from_status(error.status_code, request.method, request.url.path))
+    response = _response(request, from_status(error.status_code, request.method, request.url.path))
     response.headers.update(error.headers or {})
     return response
+
+
+def _response(request: Request, error: HeadraceError) -> Response:
+    measure: Measure | None = request.scope.get("state", {}).get("measure")  # the operators' own port has none
+    if measure is not None:
+        measure.failed(error)
+    return error_response(error)

@@ -18,7 +18,7 @@ from services.edge.api import explain_header
 from services.edge.api.answer import AnyAnswer, Piece
 from services.edge.api.errors import error_response, internal_error
 from services.edge.api.form import DONE, KEEP_ALIVE, Form, Said
-from services.edge.api.measure import Measure
+from services.edge.api.measure import CLIENT_GONE, CLIENT_STALLED, Measure
 from services.edge.api.watch import SEND_BODY, Gone, Header, Writer, watched
 from services.edge.gate.meter import Reservation
 from services.edge.jobs.handle import JobCancelled
@@ -56,18 +56,20 @@ class Exchange(Response):
         self._measure = measure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        outcome = "client_gone"
+        left: str | None = CLIENT_GONE
         try:
             body = scope["state"].get(SEND_BODY, send)
             gone = await watched(receive, send, body, self.work, write_deadline=self._pace.write_deadline_s)
-            outcome = "done" if gone is None else "client_stalled" if gone is Gone.STALLED else outcome
+            left = None if gone is None else CLIENT_STALLED if gone is Gone.STALLED else CLIENT_GONE
         finally:
-            self.end(outcome)
+            self.end(left)
 
-    def end(self, outcome: str) -> None:
-        """Nobody reads any more."""
+    def end(self, left: str | None) -> None:
+        """Nobody reads any more. `left`: how the client went before it had all."""
         usage = self._answer.usage
-        self._measure.end(outcome, usage.prompt_tokens, usage.completion_tokens)
+        if left is not None:
+            self._measure.left(left)
+        self._measure.computed(usage.prompt_tokens, usage.completion_tokens)
         self._reservation.settle(usage.record(self._answer.id, self._measure.model))
         self._answer.cancel()
 

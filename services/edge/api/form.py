@@ -44,13 +44,14 @@ class Said:
 
 
 class Form:
-    """One endpoint's objects. `usage`: the client asked for it in the stream, so every other chunk says null."""
+    """One endpoint's objects. `usage`: the client asked for it in the stream, so every other chunk says null. `about`: what else
+    each of them says."""
 
     chunk_object: str
     whole_object: str
 
-    def __init__(self, name: str, created: int, model: str, *, usage: bool) -> None:
-        self._about = {"id": name, "created": created, "model": model}
+    def __init__(self, name: str, created: int, model: str, *, usage: bool, **about: str) -> None:
+        self._about = {"id": name, "created": created, "model": model, **about}
         self._usage = usage
         self._start = b"data: " + encode({"object": self.chunk_object, **self._about})[:-1] + b',"choices":['
         self._end = b'],"usage":null}\n\n' if usage else b"]}\n\n"

@@ -2,7 +2,7 @@
 
 Owns the count of requests in progress. Invariants: every answer carries `x-request-id`, and none begins while its request is
 being sent; no failure of ours reaches the server; what is not always open sees a caller (`request.state.caller`) or is not
-reached.
+reached; a request to generate is in the metrics once (`request.state.measure`), whoever refuses it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import logging
 import re
 from collections.abc import Callable
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from schemas.errors import HeadraceError, InvalidApiKey, Unavailable
 from services.edge.api import explain_header
 from services.edge.api.errors import error_response, internal_error
+from services.edge.api.measure import Measure
 from services.edge.api.rates import rate_headers
 from services.edge.api.unread import Unread
 from services.edge.api.watch import SEND_BODY
@@ -28,6 +30,7 @@ from services.telemetry.logs import fields
 _log = logging.getLogger("headrace.edge")
 _ACCEPTED = re.compile(rb"[A-Za-z0-9_.-]{1,128}")
 _ALWAYS_OPEN = frozenset({"/health", "/ready"})
+_GENERATE = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 
 
 class Traffic:
@@ -58,27 +61,41 @@ class Traffic:
         return True
 
 
+def tenant_of(request: Request) -> str:
+    """The name of whose request it is, once it is let in."""
+    return str(request.state.caller.tenant.name)
+
+
 class Gate:
-    def __init__(self, app: ASGIApp, traffic: Traffic, door: Door, meter: Meter, new_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        traffic: Traffic,
+        door: Door,
+        meter: Meter,
+        new_id: Callable[[], str],
+        new_measure: Callable[[], Measure],
+    ) -> None:
         self._app = app
         self._traffic = traffic
         self._door = door
         self._meter = meter
         self._new_id = new_id
+        self._new_measure = new_measure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = self._request_id(scope)
+        request_id, measure = self._request_id(scope), self._new_measure()
         header = (b"x-request-id", request_id.encode())
-        scope.setdefault("state", {}).update({"request_id": request_id, SEND_BODY: send})
+        scope.setdefault("state", {}).update({"request_id": request_id, "measure": measure, SEND_BODY: send})
         unread, started = Unread(scope, receive), False
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
-                started = True
+                started, measure.status = True, message["status"]
                 await unread.discard()
                 message["headers"] = [*message["headers"], header, *self._rates(scope), *told(scope)]
             await send(message)
@@ -89,13 +106,18 @@ class Gate:
                 await self._admit(scope)
             await self._app(scope, unread.receive, send_with_id)
         except HeadraceError as refusal:
+            measure.failed(refusal)
             await error_response(refusal)(scope, receive, send_with_id)
         except Exception:
             _log.exception("a request failed", extra=fields(request=request_id, path=scope["path"]))
+            failure = internal_error(request_id)
+            measure.failed(failure)
             if not started:
-                await error_response(internal_error(request_id))(scope, receive, send_with_id)
+                await error_response(failure)(scope, receive, send_with_id)
         finally:
             self._traffic.leave()
+            if scope["method"] == "POST" and scope["path"] in _GENERATE:
+                measure.answered()
 
     async def _admit(self, scope: Scope) -> None:
         """Raises the `HeadraceError` that keeps the request out."""

@@ -10,6 +10,7 @@ from typing import Any
 from schemas.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
 from schemas.job import U64, Grammar, Sampling
 from schemas.state import Capabilities
+from services.edge.api.prompts import read_ids
 from services.edge.api.request import ChatRequest, CompletionRequest, GenerationRequest
 from services.settings import EdgeSettings
 from services.text.assets import GenerationDefaults
@@ -48,6 +49,7 @@ def _of_both(request: GenerationRequest, capabilities: Capabilities) -> _Asked:
         "frequency_penalty": (bool(request.frequency_penalty), capabilities.penalties),
         "repetition_penalty": (request.repetition_penalty not in (None, 1), capabilities.penalties),
         "min_p": (bool(request.min_p), capabilities.min_p),
+        "best_of": (request.best_of not in (None, request.n or 1), False),
         "top_k": ((request.top_k or 0) > 0, capabilities.top_k),
         "logit_bias": (bool(request.logit_bias), capabilities.logit_bias),
     }
@@ -70,7 +72,6 @@ def _of_completion(request: CompletionRequest, capabilities: Capabilities) -> _A
     return {
         "echo": (bool(request.echo) and request.logprobs is not None, capabilities.prompt_logprobs),
         "suffix": (bool(request.suffix), False),
-        "best_of": (request.best_of not in (None, request.n or 1), False),
     }
 
 
@@ -139,6 +140,7 @@ def sampling(
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         logit_bias=_bias(request.logit_bias or {}, vocabulary),
+        stop_token_ids=tuple(read_ids(request.stop_token_ids or [], "stop_token_ids", vocabulary)),
         ignore_eos=request.ignore_eos or False,
         logprobs=request.alternatives,
         prompt_logprobs=request.prompt_alternatives,

@@ -5,6 +5,7 @@ Only shapes and ranges here; whether a model can honour a field is `parameters`'
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -14,6 +15,7 @@ from services.edge.api import document
 
 LONGEST_STOP = 1024
 """Characters: each choice prepares its own search for each of them."""
+_MOST_STOP_TOKENS = 64
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 
 
@@ -41,18 +43,22 @@ class GenerationRequest(BaseModel):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[Any, document.STOP] = None
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=_MOST_STOP_TOKENS)] | None = None
+    include_stop_str_in_output: bool | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: dict[str, Any] | None = None
     metadata: Any = None
+    service_tier: str | None = None
 
     @property
     def portable(self) -> bool:
         """It means the same to every model."""
-        return not self.logit_bias
+        return not (self.logit_bias or self.stop_token_ids)
 
     @property
     def alternatives(self) -> int | None:
@@ -99,7 +105,6 @@ class CompletionRequest(GenerationRequest):
     prompt: Annotated[Any, document.PROMPT] = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None
     suffix: str | None = None
 
     @property
@@ -136,8 +141,20 @@ def read_request(kind: type[R], body: dict[str, Any]) -> R:
         raise InvalidRequest(f"Invalid value for '{param}': {first['msg']}.", param=param) from None
 
 
-def read_stops(value: Any, most: int) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """Strings, each of which ends an answer. `kept`: it stays in the text."""
+
+    strings: tuple[str, ...] = ()
+    kept: bool = False
+
+
+NO_STOPS = Stops()
+
+
+def read_stops(asked: GenerationRequest, most: int) -> Stops:
     """Raises `InvalidRequest` for anything but null, a string, or up to `most` strings; empty and very long ones are refused."""
+    value = asked.stop
     stops = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise InvalidRequest("'stop' must be a string or an array of strings.", param="stop")
@@ -147,7 +164,7 @@ def read_stops(value: Any, most: int) -> tuple[str, ...]:
         raise InvalidRequest(f"A string in 'stop' may hold at most {LONGEST_STOP} characters.", param="stop")
     if "" in stops:
         raise InvalidRequest("'stop' may not hold an empty string.", param="stop")
-    return tuple(stops)
+    return Stops(tuple(stops), bool(asked.include_stop_str_in_output))
 
 
 def _param(location: tuple[int | str, ...]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schemas.errors import Unavailable
 from schemas.job import U64, Grammar, pack_ids, unpack_ids
 from schemas.state import ModelCard
 from services.edge.api.answer import Answer
@@ -14,16 +13,12 @@ from services.edge.api.logprobs import TokenLogprobs
 from services.edge.api.parameters import choices, max_tokens, must_be_scorable, sampling
 from services.edge.api.ports import Handle
 from services.edge.api.prompt_logprobs import Echo, PromptWriter
-from services.edge.api.request import GenerationRequest
+from services.edge.api.request import NO_STOPS, GenerationRequest, Stops
 from services.edge.api.served import Served
 from services.edge.api.tools import Tools
 from services.edge.gate.meter import Reservation
 from services.edge.gate.records import Caller
 from services.edge.jobs.draft import Draft, Limits
-
-
-class LimitsUnchecked(Unavailable):
-    """Whether a limit is kept cannot be told now: no model is to blame, so none is tried in its place."""
 
 
 def draft(
@@ -63,25 +58,22 @@ def _room(card: ModelCard, prompt_tokens: int) -> int | None:
 
 
 async def reserve(served: Served, caller: Caller, jobs: Sequence[Draft], *, param: str = "messages") -> Reservation:
-    """Of the caller's limits, what the jobs of one request may use. Raises `InvalidRequest`, `RateLimited`, `Unavailable`."""
-    prompt = sum(job.prompt_tokens for job in jobs)
-    try:
-        return await served.meter.admit(caller, prompt, sum(job.n * job.sampling.max_tokens for job in jobs), param=param)
-    except Unavailable as error:
-        raise LimitsUnchecked(error.message, retry_after=error.retry_after) from None
+    """Of the caller's limits, what the jobs of one request may use. Raises as `Meter.admit`."""
+    prompt, output = sum(job.prompt_tokens for job in jobs), sum(job.n * job.sampling.max_tokens for job in jobs)
+    return await served.meter.admit(caller, prompt, output, param=param)
 
 
 def start(
-    served: Served, job: Draft, stops: tuple[str, ...], prompt: PromptWriter | None = None, handle: Handle | None = None
+    served: Served, job: Draft, stops: Stops = NO_STOPS, prompt: PromptWriter | None = None, handle: Handle | None = None
 ) -> Answer:
     """The job begins now, unless it has, as `handle`; its answer has to be read, or cancelled. `prompt`: unless all that the job
     asks of its prompt is written in vLLM's form."""
     alternatives = job.sampling.prompt_logprobs
     if prompt is None and alternatives is not None:
         prompt = write_prompt(served, job, alternatives)
-    texts = [served.text.stream(stops) for _ in range(job.n)]
+    texts = [served.text.stream(stops.strings, keep_stop=stops.kept) for _ in range(job.n)]
     logprobs = [TokenLogprobs(served.text.spell) for _ in texts] if job.sampling.logprobs is not None else ()
-    by_token = bool(stops or logprobs)
+    by_token = bool(stops.strings or logprobs)
     return Answer(
         handle or _begin(served, job),
         texts,
@@ -103,11 +95,11 @@ def _begin(served: Served, job: Draft) -> Handle:
 
 def write_prompt(served: Served, job: Draft, table: int | None, echo: Echo | None = None) -> PromptWriter:
     """Of the job's prompt."""
-    return PromptWriter(unpack_ids(job.prompt), served.text.spell, lambda: served.text.stream(()), table, echo)
+    return PromptWriter(unpack_ids(job.prompt), served.text.spell, served.text.stream, table, echo)
 
 
 def start_with_tools(
-    served: Served, job: Draft, stops: tuple[str, ...], tools: Tools, handle: Handle | None = None
+    served: Served, job: Draft, tools: Tools, stops: Stops = NO_STOPS, handle: Handle | None = None
 ) -> CallingAnswer:
     """The same, and calls are looked for in it."""
     answer = start(served, job, stops, handle=handle)

@@ -11,7 +11,7 @@ import asyncio
 from contextlib import suppress
 from random import Random
 
-from schemas.errors import BusError, Unavailable
+from schemas.errors import BusError, HeadraceError, InternalError, Unavailable
 from schemas.subjects import Subjects
 from services.bus.interface import Bus, Msg, Subscription
 from services.bus.micro import Service
@@ -20,7 +20,7 @@ from services.edge.api.body import parse
 from services.edge.api.chat import ChatCompletions
 from services.edge.api.exchange import Pace
 from services.edge.api.gate import Traffic
-from services.edge.api.measure import Measure
+from services.edge.api.measure import CLIENT_GONE, Measure
 from services.edge.api.served import Served
 from services.edge.gate.accounts import Accounts
 from services.edge.nats_api.origin import Origin, read_origin
@@ -61,7 +61,18 @@ class NatsChat:
 
     async def __call__(self, msg: Msg) -> None:
         """One request, to its end. Raises the `HeadraceError` that refused it; the service layer tells the caller."""
-        arrived = self._served.clock.monotonic()
+        measure = Measure(self._served.metrics, self._served.clock)
+        try:
+            await self._serve(msg, measure)
+        except Exception as error:
+            refusal = error if isinstance(error, HeadraceError) else InternalError("Internal error.")
+            measure.failed(refusal)
+            measure.status = refusal.status
+            raise
+        finally:
+            measure.answered()
+
+    async def _serve(self, msg: Msg, measure: Measure) -> None:
         origin = read_origin(msg)
         if self._traffic.draining:
             raise Unavailable("The server takes no new requests now.", retry_after=1.0)
@@ -69,8 +80,7 @@ class NatsChat:
         try:
             told: dict[str, str] = {}
             caller = await self._accounts.caller(origin.account)
-            begun = await self._chat.begin(parse(msg.data), Asking(caller, told.update, msg.headers.get(HINT)))
-            measure = Measure(self._served.metrics, self._served.clock, begun.model, arrived)
+            begun = await self._chat.begin(parse(msg.data), Asking(caller, told.update, measure, msg.headers.get(HINT)))
             await self._answer(begun, msg.reply, origin, measure, told)
         finally:
             self._traffic.leave()
@@ -85,11 +95,12 @@ class NatsChat:
         try:
             await asyncio.wait([work, gone], timeout=self._served.settings.total_deadline_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            outcome = "done" if work.done() else "client_gone"
+            left = None if work.done() else CLIENT_GONE
             for task in (work, gone):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
-            exchange.end(outcome)
+            measure.status = writer.status
+            exchange.end(left)
             self._presence.forget(watch)
             del self._watches[cancel]
             with suppress(BusError):

@@ -34,13 +34,15 @@ class NatsWriter:
         self._headers: dict[str, str] = {CANCEL: cancel, **{_as_nats(name): value for name, value in told.items()}}
         self._ended = False
         self.started = False
+        self.status = 0
+        """As HTTP's; 0 as long as there is no answer."""
 
     async def start(self, status: int, headers: Iterable[Header]) -> None:
         """`headers` are HTTP's. A refusal is one message, with its status as NATS services tell it.
 
         Nothing is sent yet: what is to be one message may still become a refusal.
         """
-        self.started = self._stream
+        self.started, self.status = self._stream, status
         if status >= 400:
             self._stream = False
             self._headers[STATUS] = str(status)

@@ -162,7 +162,7 @@ class Background:
             reader = await self._detached.attach(_job(stored), tenant)
             reading = self._reading(stored, tenant, reader, UNTOLD)
             end = await self._to_end(reading)
-            measure.finished(str(end["status"]))
+            self._served.metrics.background_responses.add(1, {"model": reader.draft.model, "status": end["status"]})
             if reading.answer.done and not reader.done:  # after the only call that was allowed
                 await self._detached.cancel(_job(stored), tenant)
         except HeadraceError as error:
@@ -173,7 +173,7 @@ class Background:
             self._following.pop(stored.id, None)
             if reading is not None:
                 usage = reading.answer.usage
-                measure.end("left", usage.prompt_tokens, usage.completion_tokens)
+                measure.computed(usage.prompt_tokens, usage.completion_tokens)
                 reading.answer.cancel()
 
     def _reading(self, stored: StoredResponse, tenant: str, reader: Reader, after: int = -1) -> Reading:

@@ -11,10 +11,11 @@ from starlette.responses import JSONResponse, Response
 from schemas.errors import InvalidRequest, NotFound
 from services.edge.api import document
 from services.edge.api.body import read_json
+from services.edge.api.gate import tenant_of
 from services.edge.api.request import read_request
 from services.edge.api.served import Served
 from services.edge.responses.history import no_conversation, page
-from services.edge.responses.items import Item, read_items
+from services.edge.responses.items import Item, new_id, read_items
 from services.edge.responses.objects import Object, listed
 from services.edge.responses.request import Metadata
 from services.edge.store.conversations import SqlConversationStore, StoredConversation
@@ -41,22 +42,22 @@ class Conversations:
 
     async def create(self, request: Request) -> Response:
         asked = await self._body(request)
-        name = f"conv_{self._new_id()}"
+        name = f"conv_{new_id(self._served.random)}"
         items = self._items(asked)
-        made = await self._store.create(name, _tenant(request), asked.metadata or {}, items)
+        made = await self._store.create(name, tenant_of(request), asked.metadata or {}, items)
         return JSONResponse(_conversation(made))
 
     async def retrieve(self, request: Request, name: str) -> Response:
-        return _found(name, await self._store.get(name, _tenant(request)))
+        return _found(name, await self._store.get(name, tenant_of(request)))
 
     async def update(self, request: Request, name: str) -> Response:
         metadata = (await self._body(request)).metadata
         if metadata is None:
             raise InvalidRequest("'metadata' is needed.", param="metadata")
-        return _found(name, await self._store.update(name, _tenant(request), metadata))
+        return _found(name, await self._store.update(name, tenant_of(request), metadata))
 
     async def delete(self, request: Request, name: str) -> Response:
-        if not await self._store.delete(name, _tenant(request)):
+        if not await self._store.delete(name, tenant_of(request)):
             raise no_conversation(name)
         return JSONResponse({"id": name, "object": "conversation.deleted", "deleted": True})
 
@@ -67,7 +68,7 @@ class Conversations:
         items = self._items(await self._body(request))
         if not items:
             raise InvalidRequest("'items' must hold at least one item.", param="items")
-        if not await self._store.append(name, _tenant(request), items):
+        if not await self._store.append(name, tenant_of(request), items):
             raise no_conversation(name)
         return JSONResponse(listed(items, has_more=False))
 
@@ -79,13 +80,13 @@ class Conversations:
 
     async def delete_item(self, request: Request, name: str, item: str) -> Response:
         """The conversation without it."""
-        found = await self._store.get(name, _tenant(request))
-        if found is not None and not await self._store.delete_item(name, _tenant(request), item):
+        found = await self._store.get(name, tenant_of(request))
+        if found is not None and not await self._store.delete_item(name, tenant_of(request), item):
             raise _no_item(item)
         return _found(name, found)
 
     async def _all(self, request: Request, name: str) -> list[Item]:
-        items = await self._store.items(name, _tenant(request))
+        items = await self._store.items(name, tenant_of(request))
         if items is None:
             raise no_conversation(name)
         return items
@@ -94,17 +95,10 @@ class Conversations:
         return read_request(ConversationRequest, await read_json(request, self._served.settings))
 
     def _items(self, asked: ConversationRequest) -> list[Item]:
-        items = read_items(asked.items, self._new_id, "items")
+        items = read_items(asked.items, self._served.random, "items")
         if len(items) > _MOST_ITEMS:
             raise InvalidRequest(f"'items' may hold at most {_MOST_ITEMS} items.", param="items")
         return items
-
-    def _new_id(self) -> str:
-        return f"{self._served.random.getrandbits(128):032x}"
-
-
-def _tenant(request: Request) -> str:
-    return str(request.state.caller.tenant.name)
 
 
 def _found(name: str, conversation: StoredConversation | None) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 from starlette.requests import Request
@@ -10,7 +11,9 @@ from starlette.responses import JSONResponse, Response
 from schemas.errors import InvalidRequest, NotFound
 from services.edge.api.body import read_json
 from services.edge.api.exchange import Pace
-from services.edge.api.measure import Measure
+from services.edge.api.extras import OF_CHAT, refuse_extras
+from services.edge.api.gate import tenant_of
+from services.edge.api.measure import QUEUED, Measure
 from services.edge.api.request import read_request
 from services.edge.api.served import Served
 from services.edge.api.start import reserve
@@ -24,10 +27,23 @@ from services.edge.responses.request import ResponsesRequest
 from services.edge.responses.telling import Reading, StreamedResponse, WholeResponse
 from services.edge.responses.transcript import UNTOLD, Transcript
 from services.edge.selection.asking import asking
-from services.edge.selection.turns import Turn, first_to_take, planned
+from services.edge.selection.turns import Asking, Turn, first_to_take, planned
 from services.edge.store.conversations import SqlConversationStore
 from services.edge.store.responses import PREFIX, SqlResponseStore, StoredResponse
 from services.telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """A request that the model of this turn takes, with all that its response is made of."""
+
+    request: Request
+    by: Asking
+    turn: Turn
+    asked: ResponsesRequest
+    prepared: Prepared
+    items: list[Item]
+    reservation: Reservation
 
 
 class Responses:
@@ -45,26 +61,26 @@ class Responses:
 
     async def create(self, request: Request) -> Response:
         served, by = self._served, asking(request)
-        arrived = served.clock.monotonic()
         body = await read_json(request, served.settings)
+        by.names(served, body.get("model"))
         asked = read_request(ResponsesRequest, body)
-        items = read_items(asked.input, self.new_id)
+        refuse_extras(body, OF_CHAT)
+        items = read_items(asked.input, served.random)
         before = await history(asked, by.caller.tenant.name, self._store, self._conversations)
 
         async def take(turn: Turn, asked: ResponsesRequest) -> Response:
             prepared = await prepare(turn, by.caller, asked, [*before, *items])
             reservation = await reserve(served, by.caller, [prepared.draft], param="input")
-            measure = Measure(served.metrics, served.clock, asked.model, arrived)
-            start = self._in_background if asked.background else self._in_foreground
-            return await start(request, turn, asked, prepared, items, reservation, measure)
+            admitted = _Admitted(request, by, turn, asked, prepared, items, reservation)
+            return await (self._in_background(admitted) if asked.background else self._in_foreground(admitted))
 
         seen = partial(features, asked, [*before, *items])
         plan = planned(served, by, asked.model, seen, asked.metadata, portable=asked.portable)
-        return await first_to_take(served, plan, asked, take, by.tell)
+        return await first_to_take(served, by, plan, asked, take)
 
     async def retrieve(self, request: Request, name: str) -> Response:
         stored = await self._find(request, name)
-        tenant: str = request.state.caller.tenant.name
+        tenant = tenant_of(request)
         if request.query_params.get("stream") not in ("true", "True", "1"):
             return JSONResponse(await self._background.refresh(stored, tenant))
         if not stored.object["background"]:
@@ -76,11 +92,11 @@ class Responses:
         stored = await self._find(request, name)
         if not stored.object["background"]:
             raise InvalidRequest("Only a background response can be cancelled.")
-        return JSONResponse(await self._background.cancel(stored, request.state.caller.tenant.name))
+        return JSONResponse(await self._background.cancel(stored, tenant_of(request)))
 
     async def delete(self, request: Request, name: str) -> Response:
         stored = await self._find(request, name)
-        tenant = request.state.caller.tenant.name
+        tenant = tenant_of(request)
         if not await self._store.delete(name, tenant):
             raise _unknown(name)
         if stored.object["background"]:
@@ -91,53 +107,32 @@ class Responses:
         """The response's own: not those of the responses before it."""
         return JSONResponse(page((await self._find(request, name)).input, request.query_params))
 
-    def new_id(self) -> str:
-        """Of an item."""
-        return f"{self._served.random.getrandbits(128):032x}"
+    async def _in_foreground(self, admitted: _Admitted) -> Response:
+        with admitted.reservation.undone_on_failure():
+            answer = begin(admitted.turn.served, admitted.prepared)
+            await admitted.turn.admitted(answer)
+        response = self._begun(admitted, PREFIX + answer.id)
+        transcript = Transcript(answer.id) if admitted.asked.stream else Transcript(answer.id, UNTOLD)
+        keep = partial(self._keep, admitted.by.caller.tenant.name, admitted.items)
+        reading = Reading(response, answer, transcript, keep, self._served.clock)
+        kind = StreamedResponse if admitted.asked.stream else WholeResponse
+        return kind(reading, admitted.reservation, admitted.request.state.request_id, self._pace, admitted.by.measure)
 
-    async def _in_foreground(
-        self,
-        request: Request,
-        turn: Turn,
-        asked: ResponsesRequest,
-        prepared: Prepared,
-        items: list[Item],
-        reservation: Reservation,
-        measure: Measure,
-    ) -> Response:
-        clock, tenant = self._served.clock, request.state.caller.tenant.name
-        with reservation.undone_on_failure():
-            answer = begin(turn.served, prepared)
-            await turn.admitted(answer)
-        response = begun(PREFIX + answer.id, int(clock.wall()), asked, prepared.draft.sampling)
-        transcript = Transcript(answer.id) if asked.stream else Transcript(answer.id, UNTOLD)
-        reading = Reading(response, answer, transcript, partial(self._keep, tenant, items), clock)
-        kind = StreamedResponse if asked.stream else WholeResponse
-        return kind(reading, reservation, request.state.request_id, self._pace, measure)
+    async def _in_background(self, admitted: _Admitted) -> Response:
+        by, make = admitted.by, partial(self._begun, admitted)
+        tenant = by.caller.tenant.name
+        stored = await self._background.start(tenant, admitted.prepared, make, admitted.items, admitted.reservation, by.measure)
+        by.measure.finished(QUEUED)
+        return await self._stream(admitted.request, stored) if admitted.asked.stream else JSONResponse(stored.object)
 
-    async def _in_background(
-        self,
-        request: Request,
-        turn: Turn,
-        asked: ResponsesRequest,
-        prepared: Prepared,
-        items: list[Item],
-        reservation: Reservation,
-        measure: Measure,
-    ) -> Response:
-        def make(name: str) -> Object:
-            return begun(name, int(self._served.clock.wall()), asked, prepared.draft.sampling)
-
-        tenant = request.state.caller.tenant.name
-        stored = await self._background.start(tenant, prepared, make, items, reservation, measure)
-        return await self._stream(request, stored) if asked.stream else JSONResponse(stored.object)
+    def _begun(self, admitted: _Admitted, name: str) -> Object:
+        return begun(name, int(self._served.clock.wall()), admitted.asked, admitted.prepared.draft)
 
     async def _stream(self, request: Request, stored: StoredResponse, after: int = -1) -> Response:
         """What it uses is counted where it runs, not with each of its readers."""
-        reading = await self._background.read(stored, request.state.caller.tenant.name, after)
-        clock = self._served.clock
+        reading = await self._background.read(stored, tenant_of(request), after)
         nothing = self._served.meter.nothing(request.state.caller)
-        measure = Measure(self._unmeasured, clock, stored.object["model"], clock.monotonic())
+        measure = Measure(self._unmeasured, self._served.clock)
         return StreamedResponse(reading, nothing, request.state.request_id, self._pace, measure, lives_on=True)
 
     async def _keep(self, tenant: str, items: list[Item], end: Object) -> Object:
@@ -146,7 +141,7 @@ class Responses:
         return end
 
     async def _find(self, request: Request, name: str) -> StoredResponse:
-        stored = await self._store.get(name, request.state.caller.tenant.name)
+        stored = await self._store.get(name, tenant_of(request))
         if stored is None:
             raise _unknown(name)
         return stored

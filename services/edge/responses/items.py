@@ -7,7 +7,8 @@ Kept items are whole: each has an id, a type, a status and its content in parts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 from schemas.errors import EmptyArray, InvalidRequest, UnsupportedParameter
@@ -19,8 +20,13 @@ _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal"
 """Kinds of parts that are text, and the field that holds it."""
 
 
-def read_items(value: Any, new_id: Callable[[], str], param: str = "input") -> list[Item]:
-    """`value`: a string, or items; null is none. `new_id` names those without an id: random, without a prefix.
+def new_id(random: Random) -> str:
+    """What tells one item, or conversation, from all others; without the prefix of its kind."""
+    return f"{random.getrandbits(128):032x}"
+
+
+def read_items(value: Any, random: Random, param: str = "input") -> list[Item]:
+    """`value`: a string, or items; null is none. Those without an id get one, drawn from `random`.
 
     Raises `InvalidRequest` that names the place.
     """
@@ -30,7 +36,7 @@ def read_items(value: Any, new_id: Callable[[], str], param: str = "input") -> l
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list):
         raise InvalidRequest(f"'{param}' must be a string or an array of items.", param=param)
-    return [_item(item, new_id, f"{param}[{index}]") for index, item in enumerate(value)]
+    return [_item(item, random, f"{param}[{index}]") for index, item in enumerate(value)]
 
 
 def to_messages(items: Sequence[Item]) -> list[dict[str, Any]]:
@@ -50,7 +56,7 @@ def to_messages(items: Sequence[Item]) -> list[dict[str, Any]]:
     return messages
 
 
-def _item(value: Any, new_id: Callable[[], str], param: str) -> Item:
+def _item(value: Any, random: Random, param: str) -> Item:
     if not isinstance(value, dict):
         raise InvalidRequest("An item must be an object.", param=param)
     kind = value.get("type") or "message"
@@ -61,7 +67,7 @@ def _item(value: Any, new_id: Callable[[], str], param: str) -> Item:
     name = value.get("id")
     if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise InvalidRequest("'id' must be 1 to 128 letters, digits, '_', '.' or '-'.", param=f"{param}.id")
-    return {"id": name or f"{prefix}_{new_id()}", "type": kind, "status": "completed", **fields}
+    return {"id": name or f"{prefix}_{new_id(random)}", "type": kind, "status": "completed", **fields}
 
 
 def _message(value: dict[str, Any], param: str) -> tuple[str, Item]:

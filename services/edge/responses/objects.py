@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from schemas.errors import HeadraceError, RateLimited
-from schemas.job import Sampling
+from services.edge.api.service_tier import service_tier
 from services.edge.api.usage import Usage
+from services.edge.jobs.draft import Draft
 from services.edge.responses.items import Item
 from services.edge.responses.request import ResponsesRequest
 
@@ -15,9 +16,9 @@ Object = dict[str, Any]
 RUNNING = ("queued", "in_progress")
 
 
-def begun(name: str, created: int, asked: ResponsesRequest, sampling: Sampling) -> Object:
-    """`sampling`: what holds where the request leaves it open."""
-    conversation = asked.conversation_id
+def begun(name: str, created: int, asked: ResponsesRequest, draft: Draft) -> Object:
+    """`draft`: of its job, whose sampling holds where the request leaves it open."""
+    conversation, sampling = asked.conversation_id, draft.sampling
     return {
         "id": name,
         "object": "response",
@@ -39,7 +40,7 @@ def begun(name: str, created: int, asked: ResponsesRequest, sampling: Sampling) 
         "prompt_cache_key": asked.prompt_cache_key,
         "reasoning": {"effort": None, "summary": None},
         "safety_identifier": asked.safety_identifier,
-        "service_tier": "default",
+        "service_tier": service_tier(draft.tier),
         "store": asked.stored,
         "temperature": sampling.temperature,
         "text": {"format": {"type": "text"}, "verbosity": "medium", **_given(asked.text or {})},

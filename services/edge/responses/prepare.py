@@ -59,8 +59,8 @@ async def prepare(turn: Turn, caller: Caller, asked: ResponsesRequest, items: Se
 def begin(served: Served, prepared: Prepared, handle: Handle | None = None) -> AnyAnswer:
     """The job starts, unless it has, as `handle`. `served`: for the job's model. Its answer has to be read, or cancelled."""
     if prepared.tools is None:
-        return start(served, prepared.draft, (), handle=handle)
-    return start_with_tools(served, prepared.draft, (), prepared.tools, handle)
+        return start(served, prepared.draft, handle=handle)
+    return start_with_tools(served, prepared.draft, prepared.tools, handle=handle)
 
 
 def _messages(asked: ResponsesRequest, items: Sequence[Item]) -> list[dict[str, Any]]:

@@ -10,10 +10,12 @@ from services.edge.selection.turns import Asking
 
 
 def asking(request: Request) -> Asking:
+    """Behind the gate, which lets callers in and measures."""
+
     def tell(headers: dict[str, str]) -> None:
         request.state.told = headers
 
-    return Asking(request.state.caller, tell, request.headers.get(HINT_HEADER))
+    return Asking(request.state.caller, tell, request.state.measure, request.headers.get(HINT_HEADER))
 
 
 def told(scope: Scope) -> list[tuple[bytes, bytes]]:

@@ -29,7 +29,8 @@ _REASONS: dict[type[HeadraceError], Reason] = {
     Overloaded: "no_capacity",
     ContextLengthExceeded: "context_length",
 }
-"""Exactly these: what is derived from them (no bus, no database, a limit that cannot be checked) is no fault of the model."""
+"""Exactly these: what is derived from them (no bus, no database, an edge that is full or cannot check a limit) is no fault of
+the model."""
 _LONGEST = 100
 
 
@@ -72,6 +73,12 @@ def without_adapter(names: Names, asked: str) -> tuple[str, str | None]:
 
 def leads_to_auto(names: Names, asked: str) -> bool:
     return names.selection.auto is not None and names.selection.follow(asked)[-1] == AUTO
+
+
+def served_as(names: Names, asked: object) -> str:
+    """What `asked` stands for, of what is served, else "": one of a few, whatever is asked for. An adapter is its model."""
+    end = names.selection.follow(without_adapter(names, asked)[0])[-1] if isinstance(asked, str) else ""
+    return end if end in names.models or (end == AUTO and names.selection.auto is not None) else ""
 
 
 def plan(
@@ -159,7 +166,8 @@ def _unknown(asked: str) -> ModelNotFound:
 
 def _pick(auto: AutoSettings, features: Features, portable: bool) -> tuple[Size, str]:
     if not portable:
-        raise InvalidRequest("'auto' takes text only: token ids ('prompt', 'logit_bias') belong to one model.", param="model")
+        ids = "token ids ('prompt', 'logit_bias', 'stop_token_ids') belong to one model"
+        raise InvalidRequest(f"'auto' takes text only: {ids}.", param="model")
     if features.hint and features.hint not in auto.hints:
         known = ", ".join(auto.hints)
         raise InvalidRequest(f"There is no hint {features.hint[:_LONGEST]!r}; there are {known}.", param="headrace_hint")

@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 from schemas.errors import HeadraceError, InvalidRequest, ModelNotFound
 from schemas.explanation import Explanation
 from services.edge.api.answer import AnyAnswer
+from services.edge.api.measure import Measure
 from services.edge.api.request import GenerationRequest
 from services.edge.api.served import Served
 from services.edge.gate.records import Caller
 from services.edge.jobs.draft import Draft, Limits
 from services.edge.selection import told
 from services.edge.selection.features import read_hint
-from services.edge.selection.policy import Plan, leads_to_auto, plan, without_adapter
+from services.edge.selection.policy import Plan, leads_to_auto, plan, served_as, without_adapter
 from services.selection import Features
 
 R = TypeVar("R", bound=GenerationRequest)
@@ -36,11 +37,16 @@ _LEAST_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """Who asks, over whatever transport. `hint`: a header's."""
+    """Who asks, over whatever transport, and what is measured of it. `hint`: a header's."""
 
     caller: Caller
     tell: Tell
+    measure: Measure
     hint: str | None = None
+
+    def names(self, served: Served, model: object) -> None:
+        """What its request says that is to answer, whatever becomes of it."""
+        self.measure.model = served_as(served.names, model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,7 @@ def planned(served: Served, by: Asking, model: str, features: FeaturesOf, metada
     return replace(made, adapter=adapter)
 
 
-async def first_to_take(served: Served, plan: Plan, asked: R, begin: Callable[[Turn, R], Awaitable[B]], tell: Tell) -> B:
+async def first_to_take(served: Served, by: Asking, plan: Plan, asked: R, begin: Callable[[Turn, R], Awaitable[B]]) -> B:
     """What `begin` makes of the request with the first model that takes it.
 
     Raises the `HeadraceError` of a model that may take it later, if there is one, else of the one that was asked for.
@@ -104,7 +110,8 @@ async def first_to_take(served: Served, plan: Plan, asked: R, begin: Callable[[T
     explained: dict[str, Explanation] = {}
 
     def tell_of(model: str) -> None:
-        tell(told.headers(plan, model, passed, explained.get(model)))
+        by.tell(told.headers(plan, model, passed, explained.get(model)))
+        by.measure.model = model
 
     for model in plan.candidates:
         if model in plan.dead:

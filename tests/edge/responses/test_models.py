@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 
-from schemas.errors import Unavailable
+from schemas.errors import EdgeFull, Unavailable
 from services.edge.store.database import Database
 from services.selection import SelectionSettings
 from tests.edge.fakes import Script, says
@@ -66,6 +66,14 @@ async def test_in_the_background(edge: ResponsesApi) -> None:
                 done = await client.responses.retrieve(name)
         assert (done.model, done.output_text) == ("s", "from s")
     assert [job.draft.model for job in edge.detached.jobs.values()] == ["s"]
+
+
+async def test_what_the_edge_itself_cannot_take_no_other_model_is_tried_for(edge: ResponsesApi) -> None:
+    edge.detached.scripts = [Script(refuse=EdgeFull("full", retry_after=1.0))]
+    refused = await edge.respond(model="l", background=True)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+    assert refused.headers["x-headrace-model"] == "l"
+    assert not edge.detached.jobs
 
 
 async def test_a_model_that_this_edge_does_not_serve_is_left_to_others(edge: ResponsesApi, database: Database) -> None:

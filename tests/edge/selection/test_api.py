@@ -401,7 +401,7 @@ async def test_who_answers_is_paid() -> None:
     assert (await edge.post(model="fast")).json()["usage"]["cost"] == 0.25
     await edge.budgets.close()
     assert [entry.used.model for entry in edge.usage.entries.values()] == ["b", "a"]
-    assert 'headrace_requests_total{model="b",outcome="stop"} 1.0' in edge.metrics.prometheus_text().decode()
+    assert 'headrace_requests_total{model="b",outcome="stop",status="200"} 1.0' in edge.metrics.prometheus_text().decode()
 
 
 # names that no header takes, readiness

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from schemas.errors import (
     BusUnavailable,
     ContextLengthExceeded,
+    EdgeFull,
+    EdgeUnavailable,
     HeadraceError,
     InsufficientQuota,
     InvalidRequest,
@@ -111,6 +113,8 @@ def test_token_ids_stay_with_their_model() -> None:
         (InsufficientQuota("x"), None),
         (BusUnavailable("x"), None),
         (StoreUnavailable("x"), None),
+        (EdgeUnavailable("x"), None),
+        (EdgeFull("x"), None),
         (QueueExpired("x"), None),
         (InvalidRequest("x"), None),
     ],

@@ -86,15 +86,15 @@ class NatsBus:
 
     async def request(self, subject: str, data: bytes, *, timeout: float, headers: Mapping[str, str] | None = None) -> Msg:
         inbox = self.new_inbox()
-        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Msg] = loop.create_future()
         self._waiting[inbox] = answer
+        timer = loop.call_later(timeout, _give_up, answer, f"no answer on {subject} in {timeout} s")
         try:
             self._client.publish_now(subject, data, inbox, headers)
-            async with asyncio.timeout(timeout):
-                msg = await answer
-        except TimeoutError:
-            raise RequestTimeout(f"no answer on {subject} in {timeout} s") from None
+            msg = await answer
         finally:
+            timer.cancel()
             del self._waiting[inbox]
         if msg.no_responders:
             raise NoResponders(f"nobody listens on {subject}")
@@ -187,6 +187,11 @@ class NatsBus:
         kind = next((kind for kind, marker in _ERROR_KINDS.items() if marker in text), "other")
         self._metrics.bus_errors.add(1, {"kind": kind})
         _log.error("NATS complains", extra=fields(error=text))
+
+
+def _give_up(answer: asyncio.Future[Msg], text: str) -> None:
+    if not answer.done():
+        answer.set_exception(RequestTimeout(text))
 
 
 @dataclass(slots=True)

@@ -10,6 +10,8 @@ the system puts them. Who wants a core and has none holds a lock of its kind, de
 - It goes back at once when somebody wants one who comes first: decode before all, prefill after all; and nobody who comes anew
   overtakes those who wait. So a prefill that had every core leaves one to a decode that begins.
 - Nobody waits longer than its patience: then it computes in one thread without a core, and the system shares them.
+- Beside a prefill with steps to come a decode of few rows rests between two steps, the longer the fewer cores there are: a step
+  costs nearly as much with one row as with eight, and prompts that are done sooner make more rows.
 
 Must not know sequences or models. Invariant: a wrong count makes a step slow and nothing else.
 """
@@ -47,12 +49,14 @@ def lock_folder() -> Path:
 class Timing:
     """Seconds that a step of each kind waits for its first core, and that the core stays behind it.
 
-    For decode few, but more than a prefill that has every core needs to give one back.
+    For decode few, but more than a prefill that has every core needs to give one back. `rest`: the longest that a decode rests
+    between two steps, which adds to what a cancel waits for.
     """
 
     decode: float = 0.008
     prefill: float = 0.05
     linger: float = 0.005
+    rest: float = 0.02
 
 
 class CoreArbiter:
@@ -64,21 +68,37 @@ class CoreArbiter:
         self.most = min(most or len(cores), len(cores))
         self._cores = [_Lock(folder / f"core-{number}") for number in cores]
         self._decode, self._prefill = _Lock(folder / "decode-wants"), _Lock(folder / "prefill-wants")
+        self._prefill_goes_on = _Lock(folder / "prefill-goes-on")
         self._held: list[_Lock] = []
         self._wanting: _Lock | None = None
         self._linger: asyncio.TimerHandle | None = None
+        self._rest_until = 0.0
 
     @asynccontextmanager
-    async def step(self, *, decode: bool) -> AsyncIterator[int]:
-        """The number of threads for one step, at least 1. `decode`: somebody's next token is among what it computes."""
+    async def step(self, *, decode: bool, rest: float = 0.0, more: bool = False) -> AsyncIterator[int]:
+        """The number of threads for one step, at least 1. `decode`: somebody's next token is among what it computes.
+
+        `more`: of a prefill, another step follows. `rest`: how long the next decode step waits beside such a prefill, on two
+        cores, as a share of what this one takes.
+        """
+        loop = asyncio.get_running_loop()
         if self._linger is not None:
             self._linger.cancel()
         try:
+            if more and not decode:
+                self._prefill_goes_on.share()
+            else:
+                self._prefill_goes_on.unlock()
+            if decode:
+                await self._rest()
             await self._take_first(decode)
+            began = loop.time()
             yield self.reconsider()
+            share = rest / max(1, len(self._cores) - 1)
+            self._rest_until = loop.time() + min(self._timing.rest, share * (loop.time() - began))
         finally:
             self._give_back(keep=0 if self._somebody_wants(*self._before(decode)) else 1)
-            self._linger = asyncio.get_running_loop().call_later(self._timing.linger, self._go_idle)
+            self._linger = loop.call_later(self._timing.linger, self._go_idle)
 
     def reconsider(self) -> int:
         """In a step: gives back what somebody wants, else takes what is free. The threads that it may have from now on."""
@@ -94,9 +114,17 @@ class CoreArbiter:
         """Gives everything back. No step may be in progress."""
         if self._linger is not None:
             self._linger.cancel()
-        for lock in (*self._cores, self._decode, self._prefill):
+        for lock in (*self._cores, self._decode, self._prefill, self._prefill_goes_on):
             lock.close()
         self._held.clear()
+
+    async def _rest(self) -> None:
+        """Until the last step's rest is over, beside a prefill that goes on."""
+        rest = self._rest_until - asyncio.get_running_loop().time()
+        if rest > 0 and not self._prefill_goes_on.is_free():
+            self._give_back(keep=0)
+            self._want_nothing()
+            await asyncio.sleep(rest)
 
     async def _take_first(self, decode: bool) -> None:
         """One core, if there is one in time; without one this engine wants one, until it has it or rests."""
@@ -128,6 +156,7 @@ class CoreArbiter:
     def _go_idle(self) -> None:
         self._give_back(keep=0)
         self._want_nothing()
+        self._prefill_goes_on.unlock()
 
     def _give_back(self, *, keep: int) -> None:
         for core in self._held[keep:]:

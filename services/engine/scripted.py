@@ -15,6 +15,8 @@ import signal
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -31,8 +33,8 @@ from services.engine.sequence import Sequence as EngineSequence
 from services.kv.pool import BlockPool
 
 VERSION = "1"
-_SLOT = struct.Struct("<Q")
-SLOT_BYTES = _SLOT.size
+SLOT = struct.Struct("<Q")
+SLOT_BYTES = SLOT.size
 """Of a token in a KV block."""
 _LINK = struct.Struct("<QI")
 _DRAW = struct.Struct("<QQII")
@@ -142,12 +144,10 @@ class ScriptedRunner:
         return True
 
     def _compute(self, chunk: Chunk) -> Outcome:
-        sequence, fingerprint = chunk.sequence, self._before(chunk.sequence, chunk.start)
-        fingerprints: list[int] = []
-        for position, token in enumerate(chunk.ids, chunk.start):
-            fingerprint = _link(fingerprint, token)
-            fingerprints.append(fingerprint)
-            _SLOT.pack_into(self._memory, self._slot(sequence, position), fingerprint)
+        sequence = chunk.sequence
+        fingerprints = list(accumulate(chunk.ids, link, initial=self._before(sequence, chunk.start)))[1:]
+        for position, fingerprint in enumerate(fingerprints, chunk.start):
+            SLOT.pack_into(self._memory, self._slot(sequence, position), fingerprint)
         drawn = self._drawn(chunk, fingerprints)
         if chunk.scored == 0 or isinstance(drawn, Failed):
             return drawn
@@ -192,13 +192,10 @@ class ScriptedRunner:
         """The fingerprint of the tokens before `start`, from the blocks; checked once a sequence. Raises ScriptedFault."""
         if start == 0:
             return 0
-        (fingerprint,) = _SLOT.unpack_from(self._memory, self._slot(sequence, start - 1))
+        (fingerprint,) = SLOT.unpack_from(self._memory, self._slot(sequence, start - 1))
         if (key := _key(sequence)) not in self._checked:
             self._checked.add(key)
-            expected = 0
-            for token in sequence.ids[:start]:
-                expected = _link(expected, token)
-            if expected != fingerprint:
+            if reduce(link, sequence.ids[:start], 0) != fingerprint:
                 raise ScriptedFault(f"the KV blocks of run {sequence.run} are not those of its tokens")
         return int(fingerprint)
 
@@ -249,7 +246,7 @@ def _key(sequence: EngineSequence) -> tuple[int, int]:
     return sequence.run, sequence.choice
 
 
-def _link(before: int, token: int) -> int:
+def link(before: int, token: int) -> int:
     return xxhash.xxh3_64_intdigest(_LINK.pack(before, token))
 
 

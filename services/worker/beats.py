@@ -62,7 +62,7 @@ class Beats:
     @property
     def decode_slots(self) -> int:
         """Choices that may come to decode here."""
-        reserved = sum(isinstance(holder, ReservationHolder) for holder in self._engine.pool.holders)
+        reserved = sum([isinstance(holder, ReservationHolder) for holder in self._engine.pool.holders])
         return max(0, self._engine.info.max_batch - self._decoding() - reserved)
 
     def credits(self, stats: EngineStats | None = None) -> Credits:

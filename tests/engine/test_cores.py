@@ -19,6 +19,7 @@ Open = Callable[..., CoreArbiter]
 PATIENT = Timing(decode=600.0, prefill=600.0)
 HASTY = Timing(decode=0.01, prefill=0.01)
 HASTY_AND_BUSY = Timing(decode=0.01, prefill=0.01, linger=600.0)
+RESTING = Timing(decode=600.0, prefill=600.0, linger=600.0, rest=3600.0)
 
 
 @pytest.fixture
@@ -124,6 +125,39 @@ async def test_decode_goes_first(arbiter: Open) -> None:
         await until(lambda: decode._wanting is not None, 10, "the decode to wait")
     await asyncio.gather(*tasks)
     assert order[0] == "decode"
+
+
+async def resting(decode: CoreArbiter, rest: float) -> asyncio.Task[int]:
+    """Its second step, after a first one of 10 ms or more."""
+    async with decode.step(decode=True, rest=rest):
+        await asyncio.sleep(0.01)
+    return asyncio.create_task(one_step(decode, decode=True))
+
+
+async def test_a_decode_of_few_rows_rests_beside_a_prefill_that_goes_on(arbiter: Open) -> None:
+    prefill, decode, full = (arbiter(most=1, timing=RESTING) for _ in range(3))
+    async with prefill.step(decode=False, more=True):
+        second = await resting(decode, rest=100_000.0)
+        await until(lambda: not decode._held, 10, "its core to be free")
+        assert await asyncio.wait_for(await resting(full, rest=0.0), PATIENCE_S) == 1
+        assert not second.done()
+    second.cancel()
+
+
+async def test_a_decode_rests_only_while_prompts_go_on(arbiter: Open) -> None:
+    prefill, decode = arbiter(most=1, timing=RESTING), arbiter(most=1, timing=RESTING)
+    async with prefill.step(decode=False, more=True):
+        pass
+    async with prefill.step(decode=False, more=False):
+        assert await asyncio.wait_for(await resting(decode, rest=100_000.0), PATIENCE_S) == 1
+    async with prefill.step(decode=True, more=True):  # it has tokens of its own to compute
+        assert await asyncio.wait_for(await resting(decode, rest=100_000.0), PATIENCE_S) == 1
+
+
+async def test_the_longest_rest_is_set(arbiter: Open) -> None:
+    prefill, decode = arbiter(most=1, timing=RESTING), arbiter(most=1, timing=Timing(rest=0.001))
+    async with prefill.step(decode=False, more=True):
+        assert await asyncio.wait_for(await resting(decode, rest=100_000.0), PATIENCE_S) == 1
 
 
 async def test_two_decodes_take_turns_on_one_core(arbiter: Open) -> None:

@@ -19,6 +19,8 @@ from services.engine.torch_engine.kernel.batch import Batch, build_batch
 from services.engine.torch_engine.kernel.model import KernelModel, StopFlag
 
 _LOOK_S = 0.005
+_FULL_ROWS = 16
+"""From so many rows on each costs its full share of a decode step."""
 
 
 class KernelRunner:
@@ -31,7 +33,9 @@ class KernelRunner:
         self._thread = ThreadPoolExecutor(1, "engine")
 
     async def execute(self, step: Step) -> Sequence[Outcome] | None:
-        async with self._cores.step(decode=any(chunk.sequence.decoding for chunk in step.chunks)) as threads:
+        rows = sum(chunk.sequence.decoding for chunk in step.chunks)
+        more = not all(chunk.samples for chunk in step.chunks)
+        async with self._cores.step(decode=rows > 0, rest=max(0.0, 1 - rows / _FULL_ROWS), more=more) as threads:
             return await self._execute(step, threads)
 
     async def _execute(self, step: Step, threads: int) -> Sequence[Outcome] | None:

@@ -25,6 +25,7 @@ from bench.bodies import write_bodies
 from bench.overhead import LONG, WORDS
 from bench.stack import build_load, load_result, start_load
 from bench.whole_edge import WholeEdge, whole_edge
+from schemas.job import Tier
 from schemas.reply import Reply
 from services.edge.api.answer import Answer
 from services.edge.api.body import parse
@@ -84,8 +85,8 @@ class Stages:
 
         async def one(_: int) -> None:
             answer = self._answer(tokens)
-            form = ChatForm(f"chatcmpl-{answer.id}", 0, served.text.name, usage=True)
-            measure = Measure(served.metrics, served.clock, served.text.name, 0.0)
+            form = ChatForm(f"chatcmpl-{answer.id}", 0, served.text.name, Tier.PAID, usage=True)
+            measure = Measure(served.metrics, served.clock)
             exchange = Streamed(answer, form, self._edge.reservation(), "req", Pace.of(served.settings), measure)
             await exchange({"type": "http", "state": {}}, _receive(b""), _send)
 

@@ -23,7 +23,7 @@ from bench import faults_torch
 from bench.figures import Row, percentiles, rounds_of
 from tests.chaos.processes import NATS, back, kill, stopped
 from tests.chaos.streams import Progress, Question, ask, ask_all, clients, longest_pause, questions, ready
-from tests.chaos.tap import Tap, taking_over, tap
+from tests.chaos.tap import Tap, addressee, tap
 from tests.chaos.workers import Workers
 from tests.e2e.operator import operator
 from tests.e2e.running import Up, started
@@ -89,11 +89,11 @@ Moment = Callable[[asyncio.Event], Awaitable[object]]
 
 def _moments(bus: Tap) -> dict[str, Moment]:
     async def prefilling(_: asyncio.Event) -> None:
-        await bus.first("hr.prefill.*.submit", taking_over, lambda _: None)
+        await bus.first("hr.prefill.*.submit", addressee, lambda _: None)
         await asyncio.sleep(0.1)  # into its 0.3 s
 
     async def handing_off(_: asyncio.Event) -> None:
-        await bus.first("hr.decode.*.handoff", taking_over, lambda _: None)
+        await bus.first("hr.decode.*.handoff", addressee, lambda _: None)
 
     async def decoding(first: asyncio.Event) -> None:
         await first.wait()

@@ -172,8 +172,9 @@ async def read(pipe: Connection, arguments: argparse.Namespace) -> dict[str, Fig
                 rows.reader_lag.append(late)
                 rows.owner_lag.append(owner_late)
     pipe.send(0)
-    for closing in (mappings, *clients.values()):
-        closing.close()
+    mappings.close()
+    for client in clients.values():
+        client.close()
     return figures
 
 

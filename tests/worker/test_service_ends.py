@@ -64,7 +64,7 @@ async def test_a_worn_engine_finishes_what_runs_and_ends_the_process() -> None:
         serving = await serve(r)
         run, _ = await r.submit(r.job(PROMPT, max_tokens=40))
         await until(lambda: (2, State.DECODING) in r.edge.states(run), timeout=10.0)
-        r.decode.engine._wear(EngineWorn("leaks"))  # type: ignore[attr-defined]
+        r.decode.engine._fate.wear(EngineWorn("leaks"))  # type: ignore[attr-defined]
         async with asyncio.timeout(20.0):
             with pytest.raises(EngineWorn):
                 await serving

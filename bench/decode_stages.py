@@ -26,14 +26,14 @@ from schemas.handoff import FirstToken
 from schemas.identity import job_id, process_id, run_id
 from schemas.job import Deadlines, Job, Sampling, pack_ids
 from schemas.lifecycle import State
-from schemas.state import Capabilities, Role
+from schemas.state import Role
 from schemas.subjects import Subjects
 from services.bus.dialect import Dialect
 from services.bus.interface import Bus
 from services.bus.nats_bus import connect
 from services.clock import SystemClock
 from services.engine.core import StepEngine
-from services.engine.protocol import EngineInfo, RunSpec, StepReport
+from services.engine.protocol import RunSpec, StepReport
 from services.engine.scheduler import ChunkedScheduler
 from services.engine.scripted import SLOT, SLOT_BYTES, ScriptedRunner, link
 from services.kv.holders import RunHolder
@@ -41,6 +41,7 @@ from services.kv.pool import BlockPool
 from services.kv.prefix_cache import prefix_cache
 from services.telemetry.metrics import Metrics
 from services.worker.worker import Worker
+from tests.engine.scripted import scripted_info
 from tests.nats_fixture import NatsServer
 
 FEW, MANY = 4, 32
@@ -67,20 +68,7 @@ def engine() -> StepEngine:
     memory = memoryview(bytearray(BLOCKS * BLOCK_TOKENS * SLOT_BYTES))
     pool = BlockPool(BLOCKS, block_bytes=BLOCK_TOKENS * SLOT_BYTES, memory=memory, prefix=prefix_cache(enabled=True))
     runner = ScriptedRunner(pool, block_tokens=BLOCK_TOKENS, vocab=tuple(range(10, 40_000)), eos_id=EOS)
-    info = EngineInfo(
-        name="scripted",
-        version="1",
-        model="m",
-        weights="w",
-        kv_compat="k",
-        capabilities=Capabilities(),
-        context_length=8192,
-        vocab_size=40_000,
-        block_tokens=BLOCK_TOKENS,
-        eos_ids=frozenset({EOS}),
-        step_tokens=8192,
-        max_batch=MANY,
-    )
+    info = scripted_info(BLOCK_TOKENS, context_length=8192, vocab_size=40_000, step_tokens=8192, max_batch=MANY)
     return StepEngine(info, pool, runner, ChunkedScheduler(max_batch=MANY, max_tokens=8192), SystemClock())
 
 

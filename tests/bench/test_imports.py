@@ -15,9 +15,8 @@ MODULES = sorted(module.name for module in pkgutil.walk_packages(bench.__path__,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", MODULES)
-def test_it_can_be_imported(module: str) -> None:
-    subprocess.run([sys.executable, "-c", f"import {module}"], check=True, timeout=100)
+def test_all_can_be_imported() -> None:
+    subprocess.run([sys.executable, "-c", "\n".join(f"import {module}" for module in MODULES)], check=True, timeout=100)
 
 
 @pytest.mark.slow

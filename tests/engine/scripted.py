@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import xxhash
@@ -26,6 +27,25 @@ from services.text.grammar_cache import GrammarCache
 from tests.waiting import until
 
 BLOCK = 4
+
+
+def scripted_info(block_tokens: int, **changes: Any) -> EngineInfo:
+    """What a small scripted engine is, whose end of sequence is 0; with `changes`."""
+    info = EngineInfo(
+        name="scripted",
+        version="1",
+        model="m",
+        weights="w",
+        kv_compat="k",
+        capabilities=Capabilities(),
+        context_length=256,
+        vocab_size=100,
+        block_tokens=block_tokens,
+        eos_ids=frozenset({0}),
+        step_tokens=32,
+        max_batch=8,
+    )
+    return replace(info, **changes)
 
 
 class Careful(ScriptedRunner):
@@ -81,20 +101,7 @@ class Scripted:
         timing = Timing(decode_step_s=step_s)
         self.runner = Careful(self.pool, block_tokens=BLOCK, vocab=range(10, 90), eos_id=0, timing=timing)
         self.clock = ManualClock()
-        info = EngineInfo(
-            name="scripted",
-            version="1",
-            model="m",
-            weights="w",
-            kv_compat="k",
-            capabilities=Capabilities(n=True),
-            context_length=256,
-            vocab_size=100,
-            block_tokens=BLOCK,
-            eos_ids=frozenset({0}),
-            step_tokens=32,
-            max_batch=max_batch,
-        )
+        info = scripted_info(BLOCK, capabilities=Capabilities(n=True), max_batch=max_batch)
         scheduler = ChunkedScheduler(max_batch=max_batch, max_tokens=32, chunk_tokens=8)
         self.engine = StepEngine(info, self.pool, self.runner, scheduler, self.clock, grammars)
         self.reports: list[StepReport] = []

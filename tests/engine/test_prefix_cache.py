@@ -11,16 +11,16 @@ import pytest
 from schemas.handoff import FirstToken
 from schemas.job import Choice, Sampling, Tier
 from schemas.lifecycle import State
-from schemas.state import Capabilities
 from services.clock import ManualClock
 from services.engine.core import StepEngine
-from services.engine.protocol import EngineInfo, RunEnd, RunSpec, StepReport
+from services.engine.protocol import RunEnd, RunSpec, StepReport
 from services.engine.scheduler import ChunkedScheduler, Step
 from services.engine.scripted import Script, ScriptedRunner, Timing
 from services.kv.hashing import block_hashes, chain_root
 from services.kv.holders import RunHolder
 from services.kv.pool import BlockPool
 from services.kv.prefix_cache import prefix_cache
+from tests.engine.scripted import scripted_info
 from tests.waiting import until
 
 BLOCK = 4
@@ -52,20 +52,7 @@ class Rig:
         self.cached: dict[int, int] = {}
         self.prefilled: list[int] = []
         self.ends: dict[int, RunEnd] = {}
-        info = EngineInfo(
-            name="scripted",
-            version="1",
-            model="m",
-            weights="w",
-            kv_compat="k",
-            capabilities=Capabilities(),
-            context_length=256,
-            vocab_size=100,
-            block_tokens=BLOCK,
-            eos_ids=frozenset({0}),
-            step_tokens=32,
-            max_batch=8,
-        )
+        info = scripted_info(BLOCK)
         scheduler = ChunkedScheduler(max_batch=8, max_tokens=32, chunk_tokens=8)
         self.engine = StepEngine(info, self.pool, self.runner, scheduler, ManualClock())
 

@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.stack import cpu_of, free_port
+from bench.stack import cpu_of
+from services.cli.up.ports import free_ports
 
 MODEL = "smollm2"
 MOCKER = ("--speedup-ratio", "1000000", "--num-gpu-blocks-override", "65536", "--block-size", "64", "--max-num-seqs", "1024")
@@ -53,11 +54,11 @@ def dynamo(python: Path, model: Path, *, preload: Path | None = None) -> Iterato
             **({"LD_PRELOAD": str(preload)} if preload else {}),
         }
         environ.pop("PYTHONPATH", None)
-        port = free_port()
+        port, bootstrap = free_ports(2)
         mocker = ("dynamo.mocker", "--model-path", str(model), "--model-name", MODEL, *MOCKER, "--disaggregation-mode")
         commands = {
             "frontend": ("dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port), "--router-mode", "kv"),
-            "prefill": (*mocker, "prefill", "--bootstrap-ports", str(free_port())),
+            "prefill": (*mocker, "prefill", "--bootstrap-ports", str(bootstrap)),
             "decode": (*mocker, "decode"),
         }
         running = {name: _start(python, command, environ) for name, command in commands.items()}

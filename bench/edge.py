@@ -123,13 +123,12 @@ def several_edges(home: Path, load: Path, scratch: Path) -> None:
     """One generator an edge, 32 streams in all."""
     print("| edges | tokens/s | CPU µs a token: edges | all |\n|---|---|---|---|")
     for edges in (1, 2, 4):
-        with stack(home, "--engine", "scripted", "--edge", str(edges), settings=SETTINGS) as running:
+        with stack(home, "--engine", "scripted", edges=edges, settings=SETTINGS) as running:
             bodies = Bodies(scratch, running.model)
-            ports = range(running.port, running.port + edges)
             run_load(load, running.port, bodies.two, streams=32, requests=500)
             before = running.cpu_seconds()
             options = ("-c", str(32 // edges), "-n", str(192 // edges))
-            results = [load_result(one) for one in [start_load(load, port, bodies.long, *options) for port in ports]]
+            results = [load_result(one) for one in [start_load(load, port, bodies.long, *options) for port in running.ports]]
             spent = spent_each(before, running.cpu_seconds(), sum(result["tokens"] for result in results))
             of_edges = sum(value for name, value in spent.items() if name.startswith("e"))
             rate = sum(result["tok_s"] for result in results)

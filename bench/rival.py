@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.stack import free_port
+from services.cli.up.ports import free_port
 from services.engine.host import available_cores
 
 SLOTS = 16

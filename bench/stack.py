@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,18 +15,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.cli.up.ports import free_ports
+
 ROOT = Path(__file__).resolve().parent.parent
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A running stack. `pids` by name: nats, r1, p1, d1, e1 …"""
+    """A running stack. `ports`: of its edges. `pids` by name: nats, r1, p1, d1, e1 …"""
 
     home: Path
-    port: int
+    ports: range
     model: str
     pids: dict[str, int]
+
+    @property
+    def port(self) -> int:
+        """Of the first edge."""
+        return self.ports[0]
 
     def cpu_seconds(self) -> dict[str, float]:
         """User and system time of each process so far."""
@@ -35,15 +41,15 @@ class Stack:
 
 
 @contextmanager
-def stack(home: Path, *arguments: str, settings: dict[str, str] | None = None) -> Iterator[Stack]:
+def stack(home: Path, *arguments: str, edges: int = 1, settings: dict[str, str] | None = None) -> Iterator[Stack]:
     """`headrace up ARGUMENTS` until the block ends. Raises RuntimeError when it is not ready within 5 minutes."""
-    port = free_port()
+    ports = free_ports(edges)
     environ = {**os.environ, "HEADRACE_HOME": str(home), **(settings or {})}
-    command = [sys.executable, "-m", "services.cli.main", "up", "--port", str(port), *arguments]
+    command = [sys.executable, "-m", "services.cli.main", "up", "--edge", str(edges), "--port", str(ports[0]), *arguments]
     up = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        model = _wait_ready(port, up)
-        yield Stack(home, port, model, _children(up.pid))
+        model = _wait_ready(ports, up)
+        yield Stack(home, ports, model, _children(up.pid))
     finally:
         up.send_signal(signal.SIGINT)
         try:
@@ -51,12 +57,6 @@ def stack(home: Path, *arguments: str, settings: dict[str, str] | None = None) -
         except subprocess.TimeoutExpired:
             up.kill()
             up.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def build_load(folder: Path) -> Path:
@@ -86,15 +86,17 @@ def load_result(running: subprocess.Popen[str]) -> dict[str, Any]:
     return result
 
 
-def _wait_ready(port: int, up: subprocess.Popen[str]) -> str:
+def _wait_ready(ports: range, up: subprocess.Popen[str]) -> str:
+    """The model's name, once every edge serves it."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         if up.poll() is not None:
             raise RuntimeError(f"headrace up ended with {up.returncode}: {up.stdout.read() if up.stdout else ''}")
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=1):
-                pass
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=1) as answer:
+            for port in ports:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=1):
+                    pass
+            with urllib.request.urlopen(f"http://127.0.0.1:{ports[0]}/v1/models", timeout=1) as answer:
                 return str(json.load(answer)["data"][0]["id"])
         except OSError:
             time.sleep(0.1)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from services.cli.up import probe
-from services.cli.up.nats import port_is_free
+from services.cli.up.ports import port_is_free
 from services.cli.up.probe import http_status, nats_answers
 from tests.nats_fixture import NatsServer
 from tests.ports import free_port

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.cli.up.nats import port_is_free, violations
+from services.cli.up.nats import violations
+from services.cli.up.ports import port_is_free
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]

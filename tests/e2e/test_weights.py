@@ -23,7 +23,8 @@ from services.bus.nats_bus import connect
 from services.clock import SystemClock
 from tests.engine.torch_engine.tiny import make
 from tests.models.stores import write_model
-from tests.nats_fixture import NatsServer, free_port
+from tests.nats_fixture import NatsServer
+from tests.ports import free_ports
 from tests.s3_fixture import S3, SLOW_DOWN, environment, wire_to
 from tests.text.tiny import CONFIG, write_tiny_model_folder
 from tests.waiting import until
@@ -115,7 +116,7 @@ async def test_a_worker_and_an_edge_with_empty_homes_serve(
     push(s3, bucket, folder)
     worker, _ = hosts.start("w1", "worker", "--role", "both")
     hosts.start("r1", "router")
-    port, admin_port = str(free_port()), str(free_port())
+    port, admin_port = map(str, free_ports(2))
     hosts.start("e1", "edge", HEADRACE_EDGE__PORT=port, HEADRACE_EDGE__ADMIN_PORT=admin_port)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
 

@@ -33,6 +33,7 @@ from services.cli.up.lock import only_one
 from services.cli.up.obituary import Obituaries
 from services.cli.up.output import LogFile, Output
 from services.cli.up.plan import STOP_S, Services, counts, plan
+from services.cli.up.ports import LAST_PORT, free_ports, port_is_free
 from services.cli.up.probe import http_status, nats_answers
 from services.cli.up.supervisor import Supervisor
 from services.clock import SystemClock
@@ -50,10 +51,10 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         _must_be_free(edge, asked.edge)  # not before the lock: who holds the port may be Headrace itself
         weights = settings.worker.engine != "scripted"
         models = [prepare(settings, model, Terminal(), weights=weights).name for model in settings.served]
-        server = nats.NatsPlan(
-            settings.home_dir / "nats", arguments.nats_port or nats.free_port(), nats.free_port(), settings.nats.prefix
-        )
-        if arguments.nats_port and not nats.port_is_free("127.0.0.1", arguments.nats_port):
+        taken = {arguments.nats_port, *(port for _, row, _ in _ports(edge, asked.edge) for port in row)}
+        own, monitor = free_ports(2, avoid=taken)
+        server = nats.NatsPlan(settings.home_dir / "nats", arguments.nats_port or own, monitor, settings.nats.prefix)
+        if arguments.nats_port and not port_is_free("127.0.0.1", arguments.nats_port):
             raise CommandError(f"port {arguments.nats_port} is taken: leave --nats-port out and a free one is used")
         passwords = load_or_create(server.folder)
         config = nats.write_config(server, passwords)
@@ -136,32 +137,29 @@ def _with_ports(settings: Settings, edges: int) -> Settings:
     """`settings` with an HTTP port and one for operators: those asked for, else some that are free now, as are those of the other
     edges after them."""
     edge = settings.edge
-    port = edge.port or _free_ports(edge.host, edges)
-    admin_port = edge.admin_port or _free_ports(edge.admin_host, edges, taken=range(port, port + edges))
+    port = edge.port or free_ports(edges, edge.host)[0]
+    admin_port = edge.admin_port or free_ports(edges, edge.admin_host, avoid=range(port, port + edges))[0]
     return settings.model_copy(update={"edge": edge.model_copy(update={"port": port, "admin_port": admin_port})})
 
 
-def _free_ports(host: str, count: int, taken: range = range(0)) -> int:
-    """The first of `count` ports in a row, none of which is `taken`."""
-    while True:
-        first = nats.free_port()
-        if all(port not in taken and nats.port_is_free(host, port) for port in range(first, first + count)):
-            return first
+def _ports(edge: EdgeSettings, edges: int) -> tuple[tuple[str, range, str], ...]:
+    """(address, ports in a row, how to choose others) of what edges listen on: for callers, and for operators."""
+    return (
+        (edge.host, range(edge.port, edge.port + edges), "with PORT=…"),
+        (edge.admin_host, range(edge.admin_port, edge.admin_port + edges), "with HEADRACE_EDGE__ADMIN_PORT"),
+    )
 
 
 def _must_be_free(edge: EdgeSettings, edges: int) -> None:
     """Raises `CommandError` that names the first port that is not."""
-    ports, admin = range(edge.port, edge.port + edges), range(edge.admin_port, edge.admin_port + edges)
-    if shared := set(ports).intersection(admin):
+    rows = _ports(edge, edges)
+    if shared := set(rows[0][1]).intersection(rows[1][1]):
         raise CommandError(f"port {min(shared)} would be an edge's and another one's for operators: choose others for either")
-    if max(ports[-1], admin[-1]) > nats.LAST_PORT:
-        raise CommandError(f"{edges} edges need as many ports in a row, and there is none after {nats.LAST_PORT}")
-    for host, first, how in (
-        (edge.host, edge.port, "with PORT=…"),
-        (edge.admin_host, edge.admin_port, "with HEADRACE_EDGE__ADMIN_PORT"),
-    ):
-        for port in range(first, first + edges):
-            if not nats.port_is_free(host, port):
+    if max(row[-1] for _, row, _ in rows) > LAST_PORT:
+        raise CommandError(f"{edges} edges need as many ports in a row, and there is none after {LAST_PORT}")
+    for host, row, how in rows:
+        for port in row:
+            if not port_is_free(host, port):
                 raise CommandError(f"port {port} of {host} is taken: stop what listens there, or choose another {how}")
 
 

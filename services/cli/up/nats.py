@@ -1,4 +1,4 @@
-"""NATS as a child of `headrace up`: its binary, its configuration, its ports.
+"""NATS as a child of `headrace up`: its binary and its configuration.
 
 Owns `<home>/nats/`. What the server allows whom is in infra/nats/, not here.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ _TENANTS = "tenants.conf"
 """The operator's own: written once, never again."""
 _VIOLATION = re.compile(r"\b(?:Publish|Subscription) Violation\b")
 _LOOPBACK = "127.0.0.1"
-LAST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,25 +88,3 @@ def write_operator_context(plan: NatsPlan, passwords: Mapping[str, str]) -> Path
 def violations(log: str) -> list[str]:
     """The lines of a server's log that say that somebody did what its role may not. Empty in a healthy system."""
     return [line for line in log.splitlines() if _VIOLATION.search(line)]
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((_LOOPBACK, 0))
-        return int(probe.getsockname()[1])
-
-
-def port_is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now. A port in TIME_WAIT counts as free, as it does for servers; one beyond the last
-    is none."""
-    if port > LAST_PORT:
-        return False
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True

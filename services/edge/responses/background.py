@@ -25,7 +25,7 @@ from services.edge.responses.onebyone import OneByOne, Reader
 from services.edge.responses.prepare import Prepared, begin
 from services.edge.responses.request import ResponsesRequest, read_tools_of
 from services.edge.responses.telling import Reading
-from services.edge.responses.transcript import UNTOLD, Transcript
+from services.edge.responses.transcript import UNTOLD, Transcript, beyond
 from services.edge.store.records import JobState, StoredJob
 from services.edge.store.responses import PREFIX, Json, SqlResponseStore, StoredResponse
 from services.telemetry.logs import fields
@@ -87,6 +87,17 @@ class Background:
     async def read(self, stored: StoredResponse, tenant: str, after: int = -1) -> Reading:
         """From the event after number `after` on. Raises `NotFound`, `Gone`, `StoreUnavailable`, `UnreadableMessage`."""
         return self._reading(stored, tenant, await self._detached.attach(_job(stored), tenant), after)
+
+    async def must_reach(self, stored: StoredResponse, tenant: str, after: int) -> None:
+        """Raises `InvalidRequest` for a response that ended before event number `after`; as `read`."""
+        end = await self.refresh(stored, tenant)
+        if end["status"] in RUNNING:
+            return
+        transcript = (await self._all(stored, tenant))[0].transcript
+        transcript.begin(end)
+        transcript.end(end)
+        if after >= transcript.count:
+            raise beyond(after, transcript.count)
 
     async def refresh(self, stored: StoredResponse, tenant: str) -> Object:
         """How it stands now. Raises `StoreUnavailable`, `UnreadableMessage`."""
@@ -194,14 +205,20 @@ class Background:
     async def _settle(self, stored: StoredResponse, tenant: str, state: JobState) -> Object:
         """Its job has ended in `state`. Raises `StoreUnavailable`; `UnreadableMessage` when only another version can read it."""
         try:
-            async with asyncio.timeout(_SETTLE_S):
-                return await self._to_end(await self.read(stored, tenant, UNTOLD))
+            return (await self._all(stored, tenant))[1]
         except (Gone, NotFound) as error:
             return await self._keep(tenant, failed(stored.object, (), error))
         except UnreadableMessage:
             if state is not JobState.FAILED:
                 raise
             return await self._keep(tenant, failed(stored.object, (), InternalError("Internal error.")))
+
+    async def _all(self, stored: StoredResponse, tenant: str) -> tuple[Reading, Object]:
+        """Its job has ended: all of it, read. Raises as `read`."""
+        try:
+            async with asyncio.timeout(_SETTLE_S):
+                reading = await self.read(stored, tenant, UNTOLD)
+                return reading, await self._to_end(reading)
         except TimeoutError:
             raise StoreUnavailable("The response could not be read in time.", retry_after=1.0) from None
 

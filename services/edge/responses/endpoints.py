@@ -86,6 +86,8 @@ class Responses:
         if not stored.object["background"]:
             raise InvalidRequest("Only a background response can be streamed again.", param="stream")
         after = number(request.query_params, "starting_after", -1, 0, 2**31)
+        if after >= 0:
+            await self._background.must_reach(stored, tenant, after)
         return await self._stream(request, stored, after)
 
     async def cancel(self, request: Request, name: str) -> Response:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from schemas.errors import HeadraceError, InvalidRequest
 from schemas.reply import FinishReason
 from services.edge.api.answer import CallDelta, Piece
 from services.edge.responses.items import Item, said_text
@@ -38,6 +39,11 @@ class Transcript:
         """It ended at a limit of tokens."""
         return self.finish == FinishReason.LENGTH
 
+    @property
+    def count(self) -> int:
+        """Of the events so far, written or not."""
+        return self._next
+
     def begin(self, response: Object) -> bytes:
         running = {**response, "status": "in_progress"}
         return self._event("response.created", response=running) + self._event("response.in_progress", response=running)
@@ -56,8 +62,12 @@ class Transcript:
         return data
 
     def end(self, response: Object) -> bytes:
-        """`response`: as it ended. One that was cancelled is told of as incomplete: there is no event of its own for it."""
-        return self._event(_ENDS.get(response["status"], "response.incomplete"), response=response)
+        """`response`: as it ended. One that was cancelled is told of as incomplete: there is no event of its own for it.
+
+        Whoever waited for an event that never came is told so: a stream of no events would look like one in order.
+        """
+        data = self._event(_ENDS.get(response["status"], "response.incomplete"), response=response)
+        return self._refusal(beyond(self._after, self.count)) if self.count <= self._after < UNTOLD else data
 
     def break_off(self) -> bytes:
         """Nothing more comes of an answer that has not finished."""
@@ -125,9 +135,21 @@ class Transcript:
     def _of_item(self, kind: str, **fields: Any) -> bytes:
         return self._event(kind, item_id=self._last["id"], output_index=self._index, **fields)
 
+    def _refusal(self, error: HeadraceError) -> bytes:
+        about = {"code": error.code, "message": error.message, "param": error.param}
+        return _written("error", {**about, "sequence_number": self._next})
+
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._next = self._next, self._next + 1
         if number <= self._after:
             return b""
-        event = {"type": kind, "sequence_number": number, **fields}
-        return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
+        return _written(kind, {"sequence_number": number, **fields})
+
+
+def beyond(after: int, count: int) -> InvalidRequest:
+    """Of a response of `count` events what follows number `after` was wanted."""
+    return InvalidRequest(f"'starting_after' is {after}, and the response's last event is {count - 1}.", param="starting_after")
+
+
+def _written(kind: str, fields: dict[str, Any]) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode({"type": kind, **fields}) + b"\n\n"

@@ -65,6 +65,52 @@ async def test_a_stream_goes_on_from_any_event(api: ResponsesApi) -> None:
         assert again == events[after + 1 :]
 
 
+@pytest.mark.parametrize("script", [says("hello"), Script([byte_ids("he")], error=JobFailed("The engine failed."))])
+async def test_events_after_one_that_never_was(api: ResponsesApi, script: Script) -> None:
+    """Of an ended response they are refused: a stream without an event would be an answer of nothing to its client."""
+    api.detached.default = script
+    events = read_events(await api.respond(background=True, stream=True))
+    name, count = events[0]["response"]["id"], len(events)
+    await stands(api, name, "completed", "failed")
+    for after in (count, count + 1, 10**6):
+        refused = await api.ask("GET", f"/v1/responses/{name}?stream=true&starting_after={after}")
+        assert refused.status_code == 400, refused.text
+        error = refused.json()["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", "starting_after")
+        assert f"last event is {count - 1}." in error["message"]
+    again = await api.ask("GET", f"/v1/responses/{name}?stream=true&starting_after={count - 2}")
+    assert read_events(again) == events[-1:]
+    nothing_more = await api.ask("GET", f"/v1/responses/{name}?stream=true&starting_after={count - 1}")
+    assert (nothing_more.status_code, nothing_more.content) == (200, b"")
+
+
+async def test_events_that_a_running_response_may_still_have_are_waited_for(api: ResponsesApi) -> None:
+    """And when it ends before them, the stream says so."""
+    script = waits()
+    api.detached.default = script
+    name = (await api.respond(background=True)).json()["id"]
+    (job,) = api.detached.jobs.values()
+    waiting = [asyncio.create_task(_events_after(api, name, after)) for after in (4, 10_000)]
+    await until(lambda: len(job.readers) == 3)
+    assert script.go is not None
+    script.go.set()
+    events, missed = [await one for one in waiting]
+    assert (events[0]["sequence_number"], events[-1]["type"]) == (5, "response.completed")
+    (error,) = missed
+    assert error == {
+        "type": "error",
+        "code": "invalid_value",
+        "message": f"'starting_after' is 10000, and the response's last event is {events[-1]['sequence_number']}.",
+        "param": "starting_after",
+        "sequence_number": events[-1]["sequence_number"] + 1,
+    }
+
+
+async def _events_after(api: ResponsesApi, name: str, after: int) -> list[dict[str, Any]]:
+    async with api.sdk() as client:
+        return [event.to_dict() async for event in await client.responses.retrieve(name, stream=True, starting_after=after)]
+
+
 async def test_the_sdk_resumes(api: ResponsesApi) -> None:
     async with api.sdk() as client:
         first = await client.responses.create(model=MODEL, input="hi", background=True, stream=True)

@@ -18,7 +18,7 @@ from services.bus.dialect import Dialect
 from services.bus.interface import Handler, Msg
 from services.bus.nats_client import RECONNECT_EVERY, Client
 from services.clock import Clock, SystemClock
-from services.telemetry.logs import fields
+from services.telemetry.logs import AtMost, fields
 from services.telemetry.metrics import Metrics
 
 PING_EVERY = 10.0
@@ -53,7 +53,7 @@ class NatsBus:
         self._clock = clock
         self._metrics = metrics
         self._inbox = f"{inbox_prefix}."
-        self._client = Client(random, self._went_down, self._came_up, self._server_error)
+        self._client = Client(random, self._went_down, self._came_up, self._server_error, AtMost(clock.monotonic))
         self._waiting: dict[str, asyncio.Future[Msg]] = {}
         self._inboxes = 0
         self._down_since: float | None = None

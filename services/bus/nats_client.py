@@ -1,10 +1,11 @@
-"""nats-py's client with the seven changes Headrace needs; this and `nats_parser` alone touch its private parts.
+"""nats-py's client with the eight changes Headrace needs; this and `nats_parser` alone touch its private parts.
 
 | change | seam in nats-py 2.16 | why |
 |---|---|---|
 | publish is a plain call | `_pending*`, `_transport._io_writer` | a coroutine and a flusher task cost more than the message |
 | a ping keeps its place in the stream | `_send_ping`, `_pongs` | nats-py writes it ahead of what is pending: no barrier |
 | a message goes straight to its handler | `_build_message` | no queue and no task a subscription, so nothing is dropped |
+| headers are read to the byte | `_process_headers`, see `nats_headers` | strange ones passed for the server's, or ended reading |
 | a whole message is parsed in one go | `_ps`, see `nats_parser` | seven patterns and three coroutines cost more than it |
 | nothing unsent outlives the connection | `_attempt_reconnect` | nats-py sends it after the reconnect; a stale job would run |
 | an error from the server is a reconnect | `_process_err` | nats-py closes for good on almost every `-ERR` |
@@ -28,8 +29,9 @@ from nats.errors import Error as NatsError
 from schemas.errors import Disconnected, IllegalSubject, MessageTooLarge
 from services.bus.interface import NO_HEADERS, Handler, Msg
 from services.bus.matching import breaks_framing
+from services.bus.nats_headers import decode_headers, encode_headers
 from services.bus.nats_parser import MessageParser
-from services.telemetry.logs import fields
+from services.telemetry.logs import AtMost, fields
 
 MAX_CONTROL_LINE = 4_000
 """Bytes of subject and reply subject together; the server closes the connection at 4,096 for the whole line."""
@@ -40,7 +42,6 @@ SOCKET_FULL = 256 * 1024
 RECONNECT_EVERY = 0.1
 
 _log = logging.getLogger("headrace.bus")
-_HEADER_LINE = b"NATS/1.0\r\n"
 _PERMISSIONS = "permissions violation"
 
 
@@ -48,13 +49,19 @@ class Client(nats_client.Client):
     """One connection. `on_down` and `on_up` run when it is lost and when it is usable again."""
 
     def __init__(
-        self, random: Random, on_down: Callable[[], None], on_up: Callable[[], None], on_error: Callable[[str], None]
+        self,
+        random: Random,
+        on_down: Callable[[], None],
+        on_up: Callable[[], None],
+        on_error: Callable[[str], None],
+        may_log: AtMost,
     ) -> None:
         super().__init__()
         self._random = random
         self._on_down = on_down
         self._on_up = on_up
         self._on_server_error = on_error
+        self._may_log = may_log
         self._ps = MessageParser(self, self._deliver)
         self._handlers: dict[int, Handler] = {}
         self._usable = True
@@ -150,6 +157,9 @@ class Client(nats_client.Client):
 
     # inbound
 
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        return decode_headers(headers) if headers else None
+
     def _build_message(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None) -> Any:
         """Deliver instead of build: nats-py goes no further with a message that was not built."""
         self._deliver(sid, subject, reply, data, headers or NO_HEADERS)
@@ -161,8 +171,10 @@ class Client(nats_client.Client):
             return
         try:
             handler(Msg(subject.decode(), data, reply.decode(), headers))
-        except Exception:
-            _log.exception("a handler failed", extra=fields(subject=subject.decode("utf-8", "replace")))
+        except Exception:  # a stranger's subject is among the reasons, and strangers may repeat themselves
+            if (held_back := self._may_log()) is not None:
+                about = fields(subject=subject.decode("utf-8", "replace"), held_back=held_back)
+                _log.exception("a handler failed", extra=about)
 
     # the connection's life
 
@@ -213,14 +225,3 @@ class Client(nats_client.Client):
         socket = self._socket()
         if socket is not None:
             socket.abort()
-
-
-def encode_headers(headers: Mapping[str, str]) -> bytes:
-    """The header block of HPUB. Raises ValueError for what would break the framing."""
-    lines = [_HEADER_LINE]
-    for key, value in headers.items():
-        if not key or ":" in key or breaks_framing(key) or "\r" in value or "\n" in value:
-            raise ValueError(f"not a header: {key!r}")
-        lines.append(f"{key}: {value}\r\n".encode())
-    lines.append(b"\r\n")
-    return b"".join(lines)

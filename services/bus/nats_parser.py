@@ -7,14 +7,17 @@ Source: NATS client protocol, MSG <subject> <sid> [reply-to] <size>.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
+from nats.errors import ProtocolError
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 Deliver = Callable[[int, bytes, bytes, bytes], object]
 """Subscription, subject, reply subject, payload."""
 _LINE_END = b"\r\n"
+_log = logging.getLogger("headrace.bus")
 
 
 class MessageParser(Parser):
@@ -25,10 +28,18 @@ class MessageParser(Parser):
         self._deliver = deliver
 
     async def parse(self, data: bytes = b"") -> None:
+        """Raises `ProtocolError` for what cannot be read, whatever is wrong with it: nats-py connects again after that one, and
+        after any other is deaf until its pings are missed."""
         is_between_messages = not self.buf and self.state == AWAITING_CONTROL_LINE
-        rest = self._take(data) if is_between_messages else data
-        if rest:
-            await super().parse(rest)
+        try:
+            rest = self._take(data) if is_between_messages else data
+            if rest:
+                await super().parse(rest)
+        except (ProtocolError, OSError):
+            raise
+        except Exception as error:
+            _log.exception("what NATS sent could not be read")
+            raise ProtocolError from error
 
     def _take(self, data: bytes) -> bytes:
         """Delivers the whole messages at the beginning of `data`; what is left."""

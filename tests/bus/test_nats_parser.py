@@ -81,3 +81,15 @@ async def test_what_is_no_message_is_an_error_as_for_nats_py(line: bytes) -> Non
     """An error of another kind would end the reading of this connection for good."""
     with pytest.raises(ProtocolError):
         await ours([line])
+
+
+async def test_what_fails_in_an_unforeseen_way_is_a_protocol_error_too() -> None:
+    """So the connection is made anew at once, instead of being deaf until its pings are missed."""
+
+    class Failing(Heard):
+        async def _process_msg(self, *about: Any) -> None:
+            raise UnicodeDecodeError("ascii", b"\xff", 0, 1, "as nats-py does for a strange status")
+
+    parser = MessageParser(Failing(), Heard().deliver)
+    with pytest.raises(ProtocolError):
+        await parser.parse(b"HMSG a 3 to 12 15\r\nNATS/1.0\r\n\r\nxyz\r\n")

@@ -3,112 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from random import Random
-from typing import Any
 
-import nats
 import pytest
-from nats.aio.client import Client
-from nats.aio.msg import Msg
 
 from schemas.errors import MessageTooLarge, Overloaded
 from schemas.job import Tier
 from schemas.state import Capabilities
 from schemas.subjects import Subjects
-from services.bus.nats_bus import Credentials, connect
 from services.cli.up.credentials import load_or_create
-from services.cli.up.nats import NatsPlan, violations, write_config
-from services.clock import SystemClock
-from services.edge.gate.accounts import Accounts
+from services.cli.up.nats import NatsPlan, write_config
 from services.edge.gate.limits import Limits
 from services.edge.gate.records import AccountRecord
-from services.edge.nats_api.chat import NatsChat, chat_service
 from services.edge.nats_api.presence import TRACE_EVERY_S
 from services.edge.tenant import tenant
 from services.selection import SelectionSettings
-from tests.edge.cluster import EDGE
-from tests.edge.fakes import MODEL, Api, FakeAccounts, Script, says
+from tests.edge.fakes import MODEL, Api, Script, says
+from tests.edge.nats_rig import SECRET, Call, caller, edge
 from tests.infra.accounts import AccountServer
 from tests.ports import free_ports
 from tests.text.tiny import byte_ids
 from tests.waiting import PATIENCE_S, until
-
-SECRET = b"x" * 32
-CHAT = Subjects().chat()
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountServer]:
     with AccountServer(tmp_path_factory.mktemp("nats"), tenants=("acme", "zenith")) as running:
         yield running
-
-
-@asynccontextmanager
-async def edge(server: AccountServer, *told: AccountRecord, most: int = 8, api: Api | None = None) -> AsyncIterator[Api]:
-    """`told`: what accounts may do."""
-    api, store = api or Api(), FakeAccounts()
-    store.told(*told)
-    bus = await connect([server.url], EDGE, "edge", credentials=Credentials("edge", server.passwords["edge"]))
-    accounts = Accounts(store, lambda name: tenant(SECRET, name), SystemClock())
-    chat = NatsChat(bus, Subjects(), api.served, api.traffic, accounts, Random(5))
-    service = chat_service(bus, Subjects(), chat, most, {})
-    try:
-        await chat.open()
-        await service.start()
-        await bus.flush(PATIENCE_S)
-        yield api
-    finally:
-        await service.drain(PATIENCE_S)
-        await chat.close()
-        await bus.drain(PATIENCE_S)
-    assert not violations(server.log)
-
-
-@asynccontextmanager
-async def caller(server: AccountServer, user: str) -> AsyncIterator[Client]:
-    password = server.passwords.get(user, user)
-    inbox = "_INBOX.operator" if user == "plain" else f"_INBOX.{user}"
-    client = await nats.connect(server.url, user=user, password=password, inbox_prefix=inbox)
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-class Call:
-    """One request and what comes back."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self.inbox = client.new_inbox()
-        self.got: list[Msg] = []
-
-    async def send(self, headers: dict[str, str] | None = None, **body: Any) -> Call:
-        async def keep(msg: Msg) -> None:
-            self.got.append(msg)
-
-        self.subscription = await self._client.subscribe(self.inbox, cb=keep)
-        content = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **body}
-        await self._client.publish(CHAT, json.dumps(content).encode(), reply=self.inbox, headers=headers)
-        await self._client.flush()
-        return self
-
-    async def stream(self) -> list[dict[str, Any]]:
-        """The chunks, up to the empty message."""
-        await until(lambda: self.got and not self.got[-1].data)
-        return [json.loads(msg.data) for msg in self.got[:-1]]
-
-    async def one(self) -> dict[str, Any]:
-        await until(lambda: self.got)
-        return dict(json.loads(self.got[0].data))
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return dict(self.got[0].headers or {})
 
 
 async def test_streamed_and_whole(server: AccountServer) -> None:

@@ -28,7 +28,7 @@ from services.engine.host import available_cores
 from services.engine.scheduler import Chunk, Step
 from services.engine.torch_engine.config import load_config
 from services.models.store import ModelStore
-from services.settings import Settings
+from services.settings.settings import Settings
 
 ROWS = 8
 CHUNK = 128

@@ -36,7 +36,7 @@ from services.edge.api.messages import check_messages
 from services.edge.api.request import ChatRequest, read_request
 from services.edge.http_server import Bounds, HttpServer
 from services.models.store import ModelStore
-from services.settings import Settings
+from services.settings.settings import Settings
 
 STREAMS, REQUESTS = 32, 1024
 STEP_S = 0.002

@@ -30,7 +30,8 @@ from services.engine.protocol import RunSpec, StepReport
 from services.engine.torch_engine.build import build
 from services.engine.torch_engine.config import load_config
 from services.models.store import ModelFiles, ModelStore
-from services.settings import Settings, WorkerSettings
+from services.settings.settings import Settings
+from services.settings.worker import WorkerSettings
 
 ROWS = (1, 8, 16, 32)
 SHORT, LONG, GENERATED = 16, 456, 96

@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 from bench.figures import Row
 from schemas.codec import decode
 from schemas.job import Job
-from services.settings import Settings
+from services.settings.settings import Settings
 from tests.chaos.processes import back, kill
 from tests.chaos.streams import Progress, Question, ask, ask_all, clients, longest_pause, ready
 from tests.chaos.tap import Tap, tap

@@ -37,7 +37,8 @@ from services.kv.transfer.auto import TransferKind, open_carriers, transfer_clie
 from services.kv.transfer.client import SocketTransferClient
 from services.kv.transfer.server import SocketTransferServer
 from services.models.store import ModelFiles, ModelStore
-from services.settings import Settings, WorkerSettings
+from services.settings.settings import Settings
+from services.settings.worker import WorkerSettings
 
 SKIPPED = 77
 LIMIT_S = 120.0

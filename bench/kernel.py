@@ -30,7 +30,8 @@ from services.engine.torch_engine.kernel.model import KernelModel, StopFlag
 from services.engine.torch_engine.kernel.start import load_kernel
 from services.engine.torch_engine.pool_size import Room
 from services.models.store import ModelFiles, ModelStore
-from services.settings import Settings, WorkerSettings
+from services.settings.settings import Settings
+from services.settings.worker import WorkerSettings
 
 DECODE_ROWS = (1, 8, 16, 32)
 CONTEXT = 256

@@ -21,7 +21,8 @@ from services.engine.core import StepEngine
 from services.engine.protocol import RunSpec, StepReport
 from services.engine.torch_engine.build import build
 from services.models.store import ModelFiles, ModelStore
-from services.settings import Settings, WorkerSettings
+from services.settings.settings import Settings
+from services.settings.worker import WorkerSettings
 from services.text.assets import read_assets
 from services.text.prompt import PromptEncoder
 from services.text.template import ChatTemplate

@@ -24,7 +24,8 @@ from services.engine.torch_engine.kernel.memory import allocate
 from services.engine.torch_engine.kernel.model import KernelModel, StopFlag
 from services.engine.torch_engine.pool_size import Room
 from services.models.store import ModelFiles
-from services.settings import Settings, WorkerSettings
+from services.settings.settings import Settings
+from services.settings.worker import WorkerSettings
 
 PARTS = ("embedding", "norms", "q, k, v", "rotate, write KV", "attention", "output", "gate and up", "down", "head")
 WEIGHT_BYTES = 2

@@ -36,7 +36,7 @@ from services.edge.store.migrate import migrate
 from services.edge.store.usage import SqlUsageStore
 from services.edge.tenant import tenant
 from services.edge.text_model import TextModel
-from services.settings import EdgeSettings
+from services.settings.edge import EdgeSettings
 from services.telemetry.collector import keep_collections_short
 from services.telemetry.metrics import Metrics
 

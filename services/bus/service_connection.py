@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.bus.dialect import Dialect
 from services.bus.nats_bus import Credentials, NatsBus, connect
 from services.clock import Clock
-from services.settings import Settings
+from services.settings.settings import Settings
 from services.telemetry.metrics import Metrics
 
 

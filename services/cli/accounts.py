@@ -11,7 +11,7 @@ from services.cli.rights import limits_of, models_of, print_table, spell, spell_
 from services.edge.gate.records import ANY, AccountRecord, Unreadable
 from services.edge.store.accounts import SqlAccountStore
 from services.edge.store.database import Database
-from services.settings import Settings
+from services.settings.settings import Settings
 
 _NAME = re.compile(r"[!-~]{1,64}")
 """Also `ANY`. NATS takes any word for an account's name, or a key of 56 characters."""

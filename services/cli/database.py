@@ -11,7 +11,7 @@ from services.cli.failure import CommandError
 from services.edge.store.database import Database, database_url
 from services.edge.store.keys import SqlKeyStore
 from services.edge.store.migrate import migrate
-from services.settings import Settings
+from services.settings.settings import Settings
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from services.edge.gate.keys import new_key
 from services.edge.gate.records import KeyRecord, Unreadable
 from services.edge.store.keys import SqlKeyStore
 from services.edge.tenant import server_secret
-from services.settings import Settings
+from services.settings.settings import Settings
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _LONGEST_NAME = 128

@@ -20,7 +20,9 @@ from schemas.state import Role
 from services.cli.failure import EXIT_FAILED, EXIT_USAGE, CommandError
 from services.clock import SystemClock
 from services.models.errors import ModelError
-from services.settings import Settings, SettingsError, load
+from services.settings.errors import SettingsError
+from services.settings.load import load
+from services.settings.settings import Settings
 
 EXIT_INTERRUPTED = 130
 _LONGEST_S = 36_525 * 86_400

@@ -16,7 +16,7 @@ from services.models.progress import Progress, Terminal
 from services.models.pull import read_published
 from services.models.push import push as publish
 from services.models.store import ModelFiles, ModelStore
-from services.settings import Settings
+from services.settings.settings import Settings
 
 Row = tuple[str, str, str, str]
 """Name, where, size, identity of the weights."""

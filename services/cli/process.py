@@ -19,7 +19,8 @@ import uvloop
 from schemas.errors import HeadraceError
 from services.cli.failure import EXIT_FAILED, EXIT_USAGE, CommandError
 from services.models.errors import ModelError
-from services.settings import Settings, SettingsError
+from services.settings.errors import SettingsError
+from services.settings.settings import Settings
 from services.telemetry.logs import configure
 
 Serve = Callable[[Settings, str, asyncio.Event], Awaitable[None]]

@@ -25,7 +25,9 @@ from services.models.obtain import obtain, unless_stopped
 from services.models.partial import in_thread
 from services.models.progress import Logged
 from services.prefill.prefill import Prefill
-from services.settings import Settings, SettingsError, WorkerSettings
+from services.settings.errors import SettingsError
+from services.settings.settings import Settings
+from services.settings.worker import WorkerSettings
 from services.telemetry import names
 from services.telemetry.collector import keep_collections_short
 from services.telemetry.loop_lag import record_loop_lag

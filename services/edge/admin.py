@@ -17,7 +17,7 @@ from services.edge.detached.jobs import DetachedJobs
 from services.edge.jobs.supervisor import Supervisor
 from services.edge.quarantine_bucket import QuarantineBucket
 from services.edge.status import Status, status
-from services.settings import Settings
+from services.settings.settings import Settings
 from services.telemetry.metrics import Metrics
 
 

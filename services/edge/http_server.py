@@ -21,7 +21,7 @@ from granian.http import HTTP1Settings
 from granian.server.embed import Server
 from starlette.types import ASGIApp
 
-from services.settings import EdgeSettings
+from services.settings.edge import EdgeSettings
 from services.telemetry.logs import fields
 
 _log = logging.getLogger("headrace.edge")

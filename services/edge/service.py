@@ -46,7 +46,8 @@ from services.edge.tenant import server_secret, tenant
 from services.edge.text_model import TextModel
 from services.models.obtain import obtain, unless_stopped
 from services.models.progress import Logged
-from services.settings import EdgeSettings, Settings
+from services.settings.edge import EdgeSettings
+from services.settings.settings import Settings
 from services.telemetry import names
 from services.telemetry.collector import keep_collections_short
 from services.telemetry.logs import fields

@@ -20,7 +20,8 @@ from services.kv.pool import BlockPool
 from services.kv.prefix_cache import prefix_cache
 from services.kv.swap import SwapSpace
 from services.models.store import ModelFiles
-from services.settings import Settings, SettingsError
+from services.settings.errors import SettingsError
+from services.settings.settings import Settings
 
 DEFAULT_SCRIPTED_BLOCKS = 4096
 

@@ -16,7 +16,7 @@ from services.engine.protocol import EngineInfo
 from services.engine.scheduler import Chunk, ChunkedScheduler, Scheduler, Step
 from services.engine.sequence import Sequence
 from services.kv.pool import BlockPool
-from services.settings import WorkerSettings
+from services.settings.worker import WorkerSettings
 
 
 def build_scheduler(settings: WorkerSettings, info: EngineInfo, pool: BlockPool) -> Scheduler:

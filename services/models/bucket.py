@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from services.models.errors import Forbidden, Missing, ModelError, Trouble
-from services.settings import StoreSettings
+from services.settings.store import StoreSettings
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig

@@ -19,7 +19,8 @@ from services.models.patience import PatientStore
 from services.models.progress import Progress
 from services.models.pull import Pull, read_published
 from services.models.store import ModelFiles, ModelStore
-from services.settings import Settings, is_folder
+from services.settings.model_path import is_folder
+from services.settings.settings import Settings
 
 T = TypeVar("T")
 

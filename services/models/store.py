@@ -23,7 +23,7 @@ from services.models.lock import exclusive
 from services.models.manifest import MANIFEST, Manifest, read_manifest, summarise, write_manifest
 from services.models.place import Place
 from services.models.progress import Progress
-from services.settings import is_folder, model_path
+from services.settings.model_path import is_folder, model_path
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"

@@ -45,7 +45,7 @@ from services.router.submit import Submits
 from services.router.tasks import Tasks
 from services.router.view import View
 from services.router.waiting import Waiting
-from services.settings import Settings
+from services.settings.settings import Settings
 from services.worker.edges import EdgeWatch
 
 GROUP = "routers"

@@ -23,7 +23,7 @@ from services.bus.typed import Refusals
 from services.clock import SystemClock
 from services.router.router import Router
 from services.router.status import Status
-from services.settings import Settings
+from services.settings.settings import Settings
 from services.telemetry.collector import keep_collections_short
 from services.telemetry.logs import fields
 from services.telemetry.loop_lag import record_loop_lag

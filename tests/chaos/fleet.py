@@ -15,7 +15,9 @@ import nats
 from services.cli.up.credentials import load_or_create
 from services.cli.up.nats import NatsPlan, violations, write_config
 from services.cli.up.plan import Counts, plan
-from services.settings import EdgeSettings, Settings, WorkerSettings
+from services.settings.edge import EdgeSettings
+from services.settings.settings import Settings
+from services.settings.worker import WorkerSettings
 from tests.e2e.operator import Operator
 from tests.nats_fixture import NatsCluster
 from tests.ports import free_port

@@ -14,7 +14,7 @@ from services.cli.up.development_key import development_key
 from services.edge.gate.keys import key_id, new_key
 from services.edge.store.keys import SqlKeyStore
 from services.edge.tenant import server_secret
-from services.settings import Settings
+from services.settings.settings import Settings
 from tests.cli.conftest import Shell
 
 

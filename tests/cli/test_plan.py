@@ -7,7 +7,10 @@ import pytest
 from services.cli.failure import CommandError
 from services.cli.up.credentials import USERS
 from services.cli.up.plan import Counts, Services, counts, plan
-from services.settings import EdgeSettings, NatsSettings, Settings, WorkerSettings
+from services.settings.edge import EdgeSettings
+from services.settings.nats import NatsSettings
+from services.settings.settings import Settings
+from services.settings.worker import WorkerSettings
 
 PASSWORDS = {user: f"secret-of-{user}" for user in USERS}
 SETTINGS = Settings(

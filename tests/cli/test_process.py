@@ -19,7 +19,8 @@ HEAD = """
 import asyncio, sys
 from schemas.errors import BusUnavailable
 from services.cli.process import run
-from services.settings import Settings, SettingsError
+from services.settings.errors import SettingsError
+from services.settings.settings import Settings
 async def serve(settings, process, stop):
     print(process, flush=True)
 """

@@ -15,7 +15,8 @@ from services.bus.memory import MemoryBroker, MemoryBus
 from services.cli import worker
 from services.clock import SystemClock
 from services.engine.build import build_engine
-from services.settings import Settings, WorkerSettings
+from services.settings.settings import Settings
+from services.settings.worker import WorkerSettings
 from services.telemetry.metrics import Metrics
 from tests.text.tiny import write_tiny_model_folder
 from tests.waiting import PATIENCE_S

@@ -38,8 +38,8 @@ from services.edge.jobs.explained import told
 from services.edge.jobs.handle import JobCancelled
 from services.edge.tenant import tenant
 from services.edge.text_model import TextModel
-from services.selection import SelectionSettings
-from services.settings import EdgeSettings
+from services.settings.edge import EdgeSettings
+from services.settings.selection import SelectionSettings
 from services.telemetry.metrics import Metrics
 from services.text.assets import GenerationDefaults
 from tests.text.tiny import byte_ids, tiny_template, tiny_tokenizer

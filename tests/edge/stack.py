@@ -27,7 +27,7 @@ from services.engine.protocol import DecodeEngine
 from services.kv.transfer.memory import MemoryTransferClient, MemoryTransferServer
 from services.prefill.prefill import Prefill
 from services.router.router import Router
-from services.settings import Settings
+from services.settings.settings import Settings
 from services.telemetry.metrics import Metrics
 from services.worker.service import Phase, run
 from services.worker.worker import Worker

@@ -13,7 +13,7 @@ import pytest
 
 from schemas.state import Capabilities, Role
 from services.edge.selection.policy import without_adapter
-from services.selection import SelectionSettings
+from services.settings.selection import SelectionSettings
 from tests.edge.fakes import MODEL, Api
 from tests.edge.selection.test_policy import NAMES
 from tests.edge.stack import stack

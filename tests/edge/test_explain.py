@@ -18,7 +18,7 @@ from services.edge.api import explain_header
 from services.edge.api.explain_header import MOST_BYTES
 from services.edge.jobs.draft import Draft
 from services.edge.jobs.explained import Explain, told
-from services.selection import SelectionSettings
+from services.settings.selection import SelectionSettings
 from tests.edge.cluster import DECODE, PREFILL, ROUTER, Cluster, draft, until
 from tests.edge.fakes import Api, Script, says
 

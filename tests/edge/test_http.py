@@ -16,7 +16,7 @@ import uvloop
 
 from schemas.errors import JobFailed
 from services.edge.http_server import Bounds, HttpServer, PortInUse
-from services.settings import EdgeSettings
+from services.settings.edge import EdgeSettings
 from tests.edge.fakes import MODEL, Api, FakeHandle, Script, says
 from tests.edge.sse import read_stream
 from tests.text.tiny import byte_ids

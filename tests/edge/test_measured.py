@@ -9,7 +9,7 @@ import pytest
 
 from schemas.errors import HeadraceError, JobFailed, Overloaded, RateLimited, Unavailable
 from services.edge.gate.limits import Limits
-from services.selection import SelectionSettings
+from services.settings.selection import SelectionSettings
 from tests.edge.fakes import MODEL, Api, Script, says
 from tests.text.tiny import byte_ids
 

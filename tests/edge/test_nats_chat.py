@@ -18,7 +18,7 @@ from services.edge.gate.limits import Limits
 from services.edge.gate.records import AccountRecord
 from services.edge.nats_api.presence import TRACE_EVERY_S
 from services.edge.tenant import tenant
-from services.selection import SelectionSettings
+from services.settings.selection import SelectionSettings
 from tests.edge.fakes import MODEL, Api, Script, says
 from tests.edge.nats_rig import SECRET, Call, caller, edge
 from tests.infra.accounts import AccountServer

@@ -23,7 +23,9 @@ from services.bus.nats_bus import connect
 from services.edge.http_server import HttpServer, free_port
 from services.edge.service import serve
 from services.edge.tenant import server_secret, tenant
-from services.settings import EdgeSettings, NatsSettings, Settings
+from services.settings.edge import EdgeSettings
+from services.settings.nats import NatsSettings
+from services.settings.settings import Settings
 from tests.edge.cluster import DECODE, EDGE, ROUTER
 from tests.edge.sse import read_stream
 from tests.nats_fixture import NatsServer

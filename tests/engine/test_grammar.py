@@ -26,7 +26,7 @@ from services.engine.protocol import RunSpec
 from services.engine.scripted import Script, ScriptedRunner
 from services.kv.holders import RunHolder
 from services.models.store import ModelStore
-from services.settings import Settings
+from services.settings.settings import Settings
 from services.text.grammar import compile_grammar, model_vocabulary
 from services.text.grammar_cache import Compiled, GrammarCache
 from tests.engine.torch_engine.rig import Running, copy_blocks

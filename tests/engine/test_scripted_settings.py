@@ -10,7 +10,8 @@ import pytest
 from services.clock import SystemClock
 from services.engine.build import build_engine
 from services.models.store import ModelStore
-from services.settings import Settings, SettingsError
+from services.settings.errors import SettingsError
+from services.settings.settings import Settings
 from tests.text.tiny import write_tiny_model_folder
 
 

@@ -23,7 +23,7 @@ from services.engine.speculation import build_scheduler
 from services.kv.holders import RunHolder
 from services.kv.pool import BlockPool
 from services.kv.prefix_cache import prefix_cache
-from services.settings import WorkerSettings
+from services.settings.worker import WorkerSettings
 from tests.engine.torch_engine.rig import Running, copy_blocks
 
 BLOCK = 4

@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from services.cli.main import parser
-from services.settings import Settings
+from services.settings.settings import Settings
 from tests.infra.dockerfile import Dockerfile, Instruction, Stage, read
 from tests.infra.requirements import EXTRAS, PROJECT, ROOT, closure, contradictions, wrong_python
 

@@ -16,7 +16,7 @@ from services.kv.transfer.client import SocketTransferClient
 from services.kv.transfer.interface import ConnectionLost
 from services.kv.transfer.nixl_agent import NixlAgent, NixlError
 from services.kv.transfer.nixl_reader import NixlReader
-from services.settings import SettingsError
+from services.settings.errors import SettingsError
 from tests.kv.rig import COMPAT, needs_nixl, nixl_agents, rig
 from tests.waiting import PATIENCE_S, until
 

@@ -10,7 +10,7 @@ import pytest
 
 from services.models.bucket import ObjectStore, open_bucket
 from services.models.errors import Forbidden, Missing, ModelError, Trouble
-from services.settings import StoreSettings
+from services.settings.store import StoreSettings
 from tests.s3_fixture import S3, Wire, environment, wire_to
 
 

@@ -19,7 +19,8 @@ from services.models.obtain import obtain, open_store
 from services.models.progress import Silent
 from services.models.push import push
 from services.models.store import ModelFiles
-from services.settings import Settings, StoreSettings
+from services.settings.settings import Settings
+from services.settings.store import StoreSettings
 from tests.models.stores import Said, write_model
 from tests.s3_fixture import S3, SLOW_DOWN, Wire, environment, wire_to
 from tests.waiting import until

@@ -20,7 +20,8 @@ from services.bus.typed import Refusals, ask, listen
 from services.bus.work_queue import Put
 from services.clock import SystemClock
 from services.router.router import Router
-from services.settings import RouterSettings, Settings
+from services.settings.router import RouterSettings
+from services.settings.settings import Settings
 from tests.router.fakes import EDGE, MODEL, SUBJECTS, FakeWorker, a_process, a_worker
 from tests.waiting import PATIENCE_S, until
 

@@ -20,7 +20,8 @@ from services.bus.nats_bus import NatsBus, connect
 from services.bus.typed import Refusals, ask, listen
 from services.bus.work_queue import Put
 from services.router.service import serve
-from services.settings import NatsSettings, Settings
+from services.settings.nats import NatsSettings
+from services.settings.settings import Settings
 from tests.nats_fixture import NatsServer
 from tests.router.fakes import EDGE, MODEL, SUBJECTS, FakeWorker, a_job, a_process
 from tests.router.harness import a_cancel, eventually

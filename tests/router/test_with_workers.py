@@ -17,7 +17,7 @@ from services.bus.typed import Refusals, ask
 from services.clock import SystemClock
 from services.engine.scripted import Timing
 from services.router.router import Router
-from services.settings import Settings
+from services.settings.settings import Settings
 from tests.waiting import PATIENCE_S, until
 from tests.worker.rig import Rig, rig
 

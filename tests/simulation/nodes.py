@@ -25,7 +25,8 @@ from services.kv.swap import SwapSpace
 from services.prefill.prefill import Prefill
 from services.router.router import Router
 from services.router.service import WARM_UP_S
-from services.settings import NatsSettings, Settings
+from services.settings.nats import NatsSettings
+from services.settings.settings import Settings
 from services.telemetry.metrics import Metrics
 from services.worker.service import Phase, run
 from services.worker.worker import Worker

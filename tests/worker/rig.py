@@ -38,7 +38,7 @@ from services.kv.transfer.interface import Fetched, TransferClient, TransferLimi
 from services.kv.transfer.memory import MemoryTransferClient, MemoryTransferServer
 from services.kv.transfer.server import SocketTransferServer
 from services.prefill.prefill import Prefill
-from services.settings import WorkerSettings
+from services.settings.worker import WorkerSettings
 from services.telemetry.metrics import Metrics
 from services.text.grammar import KINDS, model_vocabulary
 from services.text.grammar_cache import GrammarCache

@@ -38,7 +38,8 @@ from services.cli.up.probe import http_status, nats_answers
 from services.cli.up.supervisor import Supervisor
 from services.clock import SystemClock
 from services.models.progress import Terminal
-from services.settings import EdgeSettings, Settings
+from services.settings.edge import EdgeSettings
+from services.settings.settings import Settings
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:

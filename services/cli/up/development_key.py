@@ -12,7 +12,7 @@ from services.cli.up.credentials import write_private
 from services.edge.gate.keys import digest, key_id, new_key, same
 from services.edge.store.keys import SqlKeyStore
 from services.edge.tenant import DEFAULT, server_secret
-from services.settings import Settings
+from services.settings.settings import Settings
 
 _FILE = "development.key"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from schemas.state import Role
 from services.cli.failure import CommandError
 from services.cli.up.keeper import Program
-from services.settings import Settings
+from services.settings.settings import Settings
 
 ACCOUNT = "HEADRACE"
 """Of the users in infra/nats/permissions.conf."""

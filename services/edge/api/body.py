@@ -16,7 +16,7 @@ from starlette.types import Receive
 
 from schemas.errors import PayloadTooLarge, UnsupportedMediaType
 from services.edge.api.errors import BadRequest
-from services.settings import EdgeSettings
+from services.settings.edge import EdgeSettings
 from services.text.nesting import too_deep
 
 

@@ -30,7 +30,7 @@ from services.edge.api.tools import Tools, read_tools
 from services.edge.selection.asking import asking
 from services.edge.selection.features import of_messages
 from services.edge.selection.turns import Asking, Turn, first_to_take, planned
-from services.selection import Features
+from services.settings.selection import Features
 
 
 @dataclass(frozen=True, slots=True)

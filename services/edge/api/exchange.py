@@ -22,7 +22,7 @@ from services.edge.api.measure import CLIENT_GONE, CLIENT_STALLED, Measure
 from services.edge.api.watch import SEND_BODY, Gone, Header, Writer, watched
 from services.edge.gate.meter import Reservation
 from services.edge.jobs.handle import JobCancelled
-from services.settings import EdgeSettings
+from services.settings.edge import EdgeSettings
 
 _log = logging.getLogger("headrace.edge")
 STREAM_HEADERS = (

@@ -12,7 +12,7 @@ from schemas.job import U64, Grammar, Sampling
 from schemas.state import Capabilities
 from services.edge.api.prompts import read_ids
 from services.edge.api.request import ChatRequest, CompletionRequest, GenerationRequest
-from services.settings import EdgeSettings
+from services.settings.edge import EdgeSettings
 from services.text.assets import GenerationDefaults
 
 _PER_CHOICE = 64

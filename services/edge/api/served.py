@@ -12,8 +12,8 @@ from services.clock import Clock
 from services.edge.api.ports import Jobs, TextModel
 from services.edge.gate.meter import Meter
 from services.edge.selection.policy import Names
-from services.selection import SelectionSettings
-from services.settings import EdgeSettings
+from services.settings.edge import EdgeSettings
+from services.settings.selection import SelectionSettings
 from services.telemetry.metrics import Metrics
 
 

@@ -19,7 +19,7 @@ from services.edge.responses.items import Item, to_messages
 from services.edge.responses.request import ResponsesRequest, check, read_format, read_tools_of
 from services.edge.selection.features import of_messages
 from services.edge.selection.turns import Turn
-from services.selection import Features
+from services.settings.selection import Features
 
 
 @dataclass(frozen=True, slots=True)

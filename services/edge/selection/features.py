@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from schemas.errors import InvalidRequest
-from services.selection import Features
+from services.settings.selection import Features
 
 HINT_HEADER = "x-headrace-hint"
 HINT_KEY = "headrace_hint"

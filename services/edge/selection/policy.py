@@ -20,7 +20,7 @@ from schemas.errors import (
     PermissionDenied,
     Unavailable,
 )
-from services.selection import AUTO, AutoSettings, Features, Reason, SelectionSettings, Size
+from services.settings.selection import AUTO, AutoSettings, Features, Reason, SelectionSettings, Size
 
 _REASONS: dict[type[HeadraceError], Reason] = {
     NoWorker: "no_worker",

@@ -22,7 +22,7 @@ from services.edge.jobs.draft import Draft, Limits
 from services.edge.selection import told
 from services.edge.selection.features import read_hint
 from services.edge.selection.policy import Plan, leads_to_auto, plan, served_as, without_adapter
-from services.selection import Features
+from services.settings.selection import Features
 
 R = TypeVar("R", bound=GenerationRequest)
 B = TypeVar("B")

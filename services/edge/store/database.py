@@ -27,7 +27,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.functions import FunctionElement
 
 from schemas.errors import StoreUnavailable
-from services.settings import SettingsError
+from services.settings.errors import SettingsError
 
 TIMEOUT_S = 5.0
 _BUSY_MS = 2000

@@ -20,7 +20,7 @@ from services.engine.torch_engine.pool_size import BLOCK_TOKENS
 from services.kv.hashing import kv_compat
 from services.kv.prefix_cache import prefix_cache
 from services.models.store import ModelFiles
-from services.settings import WorkerSettings
+from services.settings.worker import WorkerSettings
 
 _log = logging.getLogger(__name__)
 NAME = "torch"

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from services.engine.host import available_memory
 from services.engine.torch_engine.pool_size import Room
-from services.settings import SettingsError, WorkerSettings
+from services.settings.errors import SettingsError
+from services.settings.worker import WorkerSettings
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _GPU_FRACTION = 0.8

@@ -9,7 +9,8 @@ import logging
 from dataclasses import dataclass
 
 from services.engine.torch_engine.config import LlamaConfig
-from services.settings import SettingsError, WorkerSettings
+from services.settings.errors import SettingsError
+from services.settings.worker import WorkerSettings
 
 BLOCK_TOKENS = 16
 _FEWEST_BLOCKS = 64

@@ -12,7 +12,7 @@ from services.engine.torch_engine.runner import TorchRunner
 from services.engine.torch_engine.weights import load_weights, weight_bytes
 from services.kv.prefix import PrefixCache
 from services.models.store import ModelFiles
-from services.settings import WorkerSettings
+from services.settings.worker import WorkerSettings
 
 
 def assemble(

@@ -15,7 +15,8 @@ from typing import Any
 
 from services.engine.model_files import read_json
 from services.models.errors import ModelError
-from services.settings import SettingsError, TrtllmSettings
+from services.settings.errors import SettingsError
+from services.settings.trtllm import TrtllmSettings
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from services.engine.trtllm_engine.contract import SPECULATIVE, VERSION
 from services.engine.trtllm_engine.findings import Verdict
 from services.engine.trtllm_engine.verifier import find, verify
-from services.settings import SettingsError
+from services.settings.errors import SettingsError
 
 _log = logging.getLogger(__name__)
 

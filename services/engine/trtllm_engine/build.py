@@ -23,7 +23,8 @@ from services.engine.trtllm_engine.options import Options, options
 from services.kv.hashing import kv_compat
 from services.models.errors import ModelError
 from services.models.store import ModelFiles
-from services.settings import SettingsError, TrtllmSettings
+from services.settings.errors import SettingsError
+from services.settings.trtllm import TrtllmSettings
 
 NAME = "tensorrt-llm"
 _log = logging.getLogger(__name__)

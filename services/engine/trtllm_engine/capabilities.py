@@ -8,7 +8,7 @@ disaggregation n must be 1, and a context response's log-probabilities do not re
 from __future__ import annotations
 
 from schemas.state import Capabilities
-from services.settings import TrtllmSettings
+from services.settings.trtllm import TrtllmSettings
 
 GRAMMARS = ("json_object", "json_schema", "regex")
 """Not free grammars: their syntax here is llguidance's, which xgrammar does not read."""

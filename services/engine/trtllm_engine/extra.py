@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.engine.trtllm_engine.contract import KV_CACHE, TRANSCEIVER, VERSION, argument_names, names
-from services.settings import SettingsError
+from services.settings.errors import SettingsError
 
 _OURS = frozenset(
     "model tokenizer skip_tokenizer_init tensor_parallel_size pipeline_parallel_size dtype max_batch_size max_num_tokens "

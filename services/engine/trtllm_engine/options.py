@@ -13,7 +13,8 @@ from schemas.state import Role
 from services.engine.trtllm_engine.adapters import Adapter, read_adapters
 from services.engine.trtllm_engine.extra import checked_extra
 from services.engine.trtllm_engine.speculation import Speculation, speculation
-from services.settings import SettingsError, TrtllmSettings
+from services.settings.errors import SettingsError
+from services.settings.trtllm import TrtllmSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from services.engine.trtllm_engine import contract
-from services.settings import SettingsError
+from services.settings.errors import SettingsError
 
 _NEEDED = {
     "Eagle": ("max_draft_len", "speculative_model"),

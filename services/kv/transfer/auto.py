@@ -15,7 +15,7 @@ from services.kv.transfer.reader import Reader
 from services.kv.transfer.server import SocketTransferServer
 from services.kv.transfer.stream import StreamReader
 from services.kv.transfer.wire import split_address
-from services.settings import SettingsError
+from services.settings.errors import SettingsError
 
 TransferKind = Literal["auto", "shm", "tcp", "nixl"]
 

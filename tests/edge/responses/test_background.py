@@ -13,7 +13,7 @@ from services.edge.gate.limits import Limits
 from services.edge.store.database import Database
 from services.edge.store.records import JobState
 from services.edge.store.responses import SqlResponseStore
-from services.settings import EdgeSettings
+from services.settings.edge import EdgeSettings
 from tests.edge.fakes import MODEL, Script, says
 from tests.edge.responses.rig import ResponsesApi
 from tests.edge.responses.test_create import CALL, WEATHER

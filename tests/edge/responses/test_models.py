@@ -10,7 +10,7 @@ import pytest
 
 from schemas.errors import EdgeFull, Unavailable
 from services.edge.store.database import Database
-from services.selection import SelectionSettings
+from services.settings.selection import SelectionSettings
 from tests.edge.fakes import Script, says
 from tests.edge.responses.rig import ResponsesApi
 

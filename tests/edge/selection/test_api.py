@@ -21,7 +21,8 @@ from schemas.errors import (
 )
 from schemas.state import Capabilities
 from services.edge.gate.limits import Limits
-from services.selection import SelectionSettings, check
+from services.settings.selection import SelectionSettings
+from services.settings.selection_check import check_selection
 from tests.edge.fakes import Api, Script, says
 from tests.edge.sse import read_stream
 
@@ -44,7 +45,7 @@ SELECTION = SelectionSettings.model_validate(
         "fallback": {"c": {"to": ["b", "fast"]}},
     }
 )
-check(SELECTION, MODELS)
+check_selection(SELECTION, MODELS)
 CODE = "Why does this fail?\n```\nprint(1/0)\n```"
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 ANSWERS: Any = ["/v1/chat/completions", "/v1/completions"]

@@ -27,7 +27,8 @@ from schemas.errors import (
     Unavailable,
 )
 from services.edge.selection.policy import Names, must_be_offered, offered, plan
-from services.selection import Features, SelectionSettings, check
+from services.settings.selection import Features, SelectionSettings
+from services.settings.selection_check import check_selection
 
 MODELS = ("a", "b", "c")
 SELECTION = SelectionSettings.model_validate(
@@ -41,7 +42,7 @@ SELECTION = SelectionSettings.model_validate(
         "fallback": {"c": {"to": ["b", "fast"]}, "b": {"to": ["a"], "on": ["context_length"]}},
     }
 )
-check(SELECTION, MODELS)
+check_selection(SELECTION, MODELS)
 NAMES = Names(SELECTION, MODELS)
 CODE = Features(code=True)
 

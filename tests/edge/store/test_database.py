@@ -19,7 +19,7 @@ from services.edge.store.database import Database, database_url
 from services.edge.store.jobs import SqlJobStore
 from services.edge.store.migrate import migrate
 from services.edge.store.tables import metadata
-from services.settings import SettingsError
+from services.settings.errors import SettingsError
 
 _MIGRATE = """
 import asyncio, sys

@@ -22,7 +22,7 @@ from services.engine.sequence import Sequence
 from services.engine.torch_engine.build import build
 from services.engine.torch_engine.kernel.library import Library
 from services.engine.torch_engine.kernel.runner import KernelRunner
-from services.settings import WorkerSettings
+from services.settings.worker import WorkerSettings
 from tests.engine.kernel.conftest import CACHE, checkpoint, machine
 from tests.engine.kernel.rig import NAN
 from tests.engine.torch_engine import tiny

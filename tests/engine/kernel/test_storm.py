@@ -15,7 +15,7 @@ from services.engine.torch_engine.build import build
 from services.engine.torch_engine.config import load_config
 from services.engine.torch_engine.kernel.library import Library
 from services.models.store import ModelFiles
-from services.settings import WorkerSettings
+from services.settings.worker import WorkerSettings
 from tests.engine.kernel.conftest import CACHE
 from tests.engine.kernel.rig import Machine, tensors_in
 from tests.engine.kernel.storm import Storm

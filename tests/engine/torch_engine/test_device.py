@@ -27,7 +27,8 @@ from services.kv import memory as kv_memory
 from services.kv.holders import HandoffHolder, RunHolder, StagingHolder
 from services.kv.transfer.auto import TransferKind, open_carriers, transfer_client
 from services.kv.transfer.server import SocketTransferServer
-from services.settings import SettingsError, WorkerSettings
+from services.settings.errors import SettingsError
+from services.settings.worker import WorkerSettings
 from tests.engine.torch_engine import tiny
 from tests.engine.torch_engine.rig import Running
 from tests.engine.torch_engine.test_engine import PROMPTS, spec

@@ -12,7 +12,8 @@ from services.engine.torch_engine import memory
 from services.engine.torch_engine.config import LlamaConfig
 from services.engine.torch_engine.pool_size import Room, blocks_that_fit, swap_blocks
 from services.engine.torch_engine.rope import Rope
-from services.settings import SettingsError, WorkerSettings
+from services.settings.errors import SettingsError
+from services.settings.worker import WorkerSettings
 
 CONFIG = LlamaConfig(257, 48, 96, 3, 6, 2, 8, 4096, Rope(1e4), 1e-5, False)
 ROOM = Room(2**30)

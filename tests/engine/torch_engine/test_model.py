@@ -20,7 +20,7 @@ from services.engine.torch_engine.device import CPU, Place
 from services.engine.torch_engine.model import Llama
 from services.engine.torch_engine.pool_size import Room
 from services.engine.torch_engine.weights import load_weights
-from services.settings import WorkerSettings
+from services.settings.worker import WorkerSettings
 from tests.engine.torch_engine import tiny
 
 BLOCKS = 96

@@ -15,7 +15,7 @@ from services.engine.core import StepEngine
 from services.engine.protocol import RunSpec
 from services.engine.torch_engine.build import build
 from services.models.store import ModelFiles
-from services.settings import WorkerSettings
+from services.settings.worker import WorkerSettings
 from tests.engine.kernel.conftest import CACHE
 from tests.engine.torch_engine.rig import Running, copy_blocks
 

@@ -15,7 +15,7 @@ from services.clock import SystemClock
 from services.engine.core import StepEngine
 from services.engine.torch_engine.build import build
 from services.models.store import ModelFiles
-from services.settings import WorkerSettings
+from services.settings.worker import WorkerSettings
 
 VOCAB = 257
 EOS = 2

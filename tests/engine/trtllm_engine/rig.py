@@ -19,7 +19,7 @@ from services.engine.trtllm_engine.capabilities import capabilities
 from services.engine.trtllm_engine.contract import VERSION
 from services.engine.trtllm_engine.engine import TrtllmEngine
 from services.engine.trtllm_engine.options import options
-from services.settings import TrtllmSettings
+from services.settings.trtllm import TrtllmSettings
 from tests.engine.trtllm_engine.double import EOS, VOCAB, World, api, drawn
 
 BLOCK_TOKENS = 4

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from services.engine.trtllm_engine.adapters import lora_config, read_adapters
-from services.settings import SettingsError, TrtllmSettings
+from services.settings.errors import SettingsError
+from services.settings.trtllm import TrtllmSettings
 from tests.engine.trtllm_engine.configurations import LoraConfig
 
 

@@ -15,7 +15,10 @@ from services.engine.trtllm_engine.build import build
 from services.engine.trtllm_engine.engine import TrtllmEngine
 from services.engine.trtllm_engine.leader import must_lead
 from services.models.store import ModelFiles
-from services.settings import Settings, SettingsError, TrtllmSettings, WorkerSettings
+from services.settings.errors import SettingsError
+from services.settings.settings import Settings
+from services.settings.trtllm import TrtllmSettings
+from services.settings.worker import WorkerSettings
 from tests.engine.trtllm_engine.configurations import LoRARequest
 from tests.engine.trtllm_engine.double import World, api
 from tests.engine.trtllm_engine.test_adapters import write_adapter

@@ -15,7 +15,7 @@ from services.engine.protocol import EngineWorn, RunEnd
 from services.engine.trtllm_engine.capabilities import capabilities
 from services.engine.trtllm_engine.handoff import OpaqueState, encode
 from services.kv.pool import PoolExhausted
-from services.settings import TrtllmSettings
+from services.settings.trtllm import TrtllmSettings
 from tests.engine.trtllm_engine.double import EOS, EngineFault, World
 from tests.engine.trtllm_engine.rig import Heard, answer, engines, spec
 from tests.waiting import until

@@ -11,7 +11,8 @@ from schemas.state import Role
 from services.engine.trtllm_engine import contract
 from services.engine.trtllm_engine.capabilities import capabilities
 from services.engine.trtllm_engine.options import options
-from services.settings import SettingsError, TrtllmSettings
+from services.settings.errors import SettingsError
+from services.settings.trtllm import TrtllmSettings
 
 
 def made(role: Role = Role.PREFILL, **given: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 from services.engine.trtllm_engine.contract import SPECULATIVE
 from services.engine.trtllm_engine.speculation import speculation
-from services.settings import SettingsError
+from services.settings.errors import SettingsError
 from tests.engine.trtllm_engine.double import World, api
 
 

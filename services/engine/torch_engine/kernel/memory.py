@@ -17,7 +17,8 @@ from services.kv import memory as kv_memory
 from services.kv.pool import BlockPool
 from services.kv.prefix import PrefixCache
 from services.kv.swap import SwapSpace
-from services.settings import SettingsError, WorkerSettings
+from services.settings.errors import SettingsError
+from services.settings.worker import WorkerSettings
 
 LAYOUT = "block,layer,k:head,dim,token;v:head,token,dim%32"
 DTYPE = DType.F16

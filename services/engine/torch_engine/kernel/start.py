@@ -24,7 +24,8 @@ from services.engine.torch_engine.kernel.selftest import is_exact
 from services.engine.torch_engine.pool_size import Room
 from services.kv.prefix import PrefixCache
 from services.models.store import ModelFiles
-from services.settings import SettingsError, WorkerSettings
+from services.settings.errors import SettingsError
+from services.settings.worker import WorkerSettings
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from services.settings import Settings, SettingsError, load
+from services.settings.errors import SettingsError
+from services.settings.load import load
+from services.settings.settings import Settings
 
 
 @pytest.fixture(autouse=True)

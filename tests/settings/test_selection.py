@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.selection import AutoSettings, Features, Rule, SelectionSettings, check
-from services.settings import SettingsError, load
+from services.settings.errors import SettingsError
+from services.settings.load import load
+from services.settings.selection import AutoSettings, Features, Rule, SelectionSettings
+from services.settings.selection_check import check_selection
 
 MODELS = 'models = ["a", "b", "c"]\n'
 AUTO = MODELS + '[selection.auto]\nsmall = "a"\nlarge = "b"\n'
@@ -138,9 +140,9 @@ def test_exactly_the_rules_that_no_request_can_meet_are_refused(listed: list[Rul
     selection = SelectionSettings(auto=AutoSettings(small="a", rules=tuple(listed)))
     if dead or blank:
         with pytest.raises(ValueError, match=rf"selection.auto.rules.{min(dead + blank)}: "):
-            check(selection, ["a"])
+            check_selection(selection, ["a"])
     else:
-        check(selection, ["a"])
+        check_selection(selection, ["a"])
 
 
 @given(st.dictionaries(st.sampled_from("pqrs"), st.sampled_from("apqrsz"), max_size=4))
@@ -148,7 +150,7 @@ def test_aliases_that_are_accepted_end_at_a_model(aliases: dict[str, str]) -> No
     selection = SelectionSettings(aliases=aliases)
     ends = {alias: selection.follow(alias)[-1] for alias in aliases}  # ends, whatever they are
     try:
-        check(selection, ["a"])
+        check_selection(selection, ["a"])
     except ValueError as error:
         named = str(error).split(":")[0].removeprefix("selection.aliases.")
         assert ends[named] != "a"
@@ -189,12 +191,12 @@ def test_what_auto_picks(features: dict[str, Any], picked: tuple[str, str]) -> N
             ],
         }
     )
-    check(SelectionSettings(auto=auto), ["a", "b", "c"])
+    check_selection(SelectionSettings(auto=auto), ["a", "b", "c"])
     assert auto.pick(Features(**features)) == picked
 
 
 def test_the_example_of_the_docs_can_be_kept_to(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     example = next(block for block in page.split("```toml\n")[1:] if "[selection.auto]" in block).split("```")[0]
     (tmp_path / "headrace.toml").write_text(example)
     settings = load()

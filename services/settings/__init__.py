@@ -1,0 +1,1 @@
+"""Settings of every process: one file a section; `load` reads them."""

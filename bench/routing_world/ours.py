@@ -61,6 +61,7 @@ class Ours:
         tier, lane = self.tier(job), job.row.tenant % LANES
         job.urgent = tier is Tier.ENTERPRISE
         if self._tier_of is not None:
+            self.gate.sees(self.waiting, self.cluster.now)
             away = self.gate.enter(tier, lane, self.waiting, self.left(job), self.cluster.now)
             if away is not None:
                 self.turned_away(job, away)
@@ -75,6 +76,7 @@ class Ours:
         """Whether the same request would be let in if it came now."""
         limits, now = self.cluster.limits, self.cluster.now
         fresh = Left(queue_s=limits.ttft)
+        self.gate.sees(self.waiting, now)
         if self.gate.ask(self.tier(job), job.row.tenant % LANES, self.waiting, fresh, now) is not None:
             return False
         request = self._request(job, self._patience)

@@ -2,7 +2,8 @@
 
 Owns each tier's pace, and which lanes are closed to which tier until when. Invariants: a Retry-After is a promise of this router:
 until then it turns that lane's jobs of that tier away, so nobody takes the room they were told to wait for; after it they are
-judged anew, however many asked meanwhile. Lanes close and open at times of their own, so that room is always somebody's.
+judged anew, however many asked meanwhile. Lanes close and open at times of their own, so that room is always somebody's. Once
+nobody has waited for a while, all open: what made the line slow is over, and nobody is turned away from workers that idle.
 """
 
 from __future__ import annotations
@@ -15,17 +16,28 @@ from services.router.lanes import rank
 from services.router.pace import Pace
 
 Waiting = Mapping[str, Mapping[int, int]]
+QUIET_S = 1.0
+"""An empty line of an overloaded model fills again sooner."""
 
 
 class Gate:
     def __init__(self) -> None:
         self._paces: dict[str, Pace] = {}
         self._closed: dict[tuple[str, int], float] = {}
+        self._quiet: float | None = None
+        """Since when nobody waits."""
 
     def sees(self, waiting: Waiting, now: float) -> None:
-        """What waits, by tier and lane. Call it when that changes."""
-        for tier in Tier:
-            self._pace(tier).waits(sum(waiting.get(tier, {}).values()), now)
+        """What waits, by tier and lane. Call it when that changes, and now and then."""
+        counts = {tier: sum(waiting.get(tier, {}).values()) for tier in Tier}
+        for tier, jobs in counts.items():
+            self._pace(tier).waits(jobs, now)
+        if any(counts.values()):
+            self._quiet = None
+        elif self._quiet is None:
+            self._quiet = now
+        elif now - self._quiet >= QUIET_S:
+            self._closed.clear()
 
     def placed(self, tier: str, now: float) -> None:
         """A job that waited was given to a worker. Before `sees` hears that it waits no more."""

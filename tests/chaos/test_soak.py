@@ -14,13 +14,13 @@ import pytest
 from nats.aio.msg import Msg
 
 from schemas.codec import decode
-from schemas.job import Job
+from schemas.job import LANES, Job
 from tests.chaos.monitor import subscriptions
 from tests.chaos.processes import NATS, back, descriptors, kill, pid, process_id, send, stop_for
 from tests.chaos.streams import Answer, Question, ask, clients, questions, ready, undisturbed, until
 from tests.chaos.tap import tap
 from tests.e2e.conftest import StartScripted
-from tests.e2e.operator import operator
+from tests.e2e.operator import Operator, operator
 from tests.e2e.running import Up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -69,6 +69,7 @@ async def test_a_thousand_jobs(scripted_stack: StartScripted) -> None:
     async with operator(up) as op:
         assert len(await op.until(lambda found: len(found) == len(WORKERS), 30.0)) == len(WORKERS)
         await op.assert_clean(20.0)
+        await _let_in(op)
     await undisturbed(up.url, [Question(JOBS + number, 20) for number in range(32)])  # none that may be in quarantine
     await _settles(up, before)
 
@@ -127,6 +128,19 @@ async def _faults(up: Up, random: Random, over: asyncio.Event) -> Counter[str]:
 
 async def _gone_and_back(up: Up, name: str, number: signal.Signals) -> None:
     await back(up, name, send(up, name, number), 60.0)
+
+
+async def _let_in(op: Operator) -> None:
+    """Until each router would place a job of any lane at once: what it promised to those it turned away ends with the trouble."""
+    deadline = asyncio.get_running_loop().time() + 10
+    routers = [service["id"] for service in await op.services() if service["name"] == "headrace-router"]
+    assert len(routers) == 2, routers
+    asked = [(f"hr.admin.router.{router}.explain", lane) for router in routers for lane in range(LANES)]
+    while asked:
+        said = [await op.ask(subject, model="tiny", tokens=10, lane=lane) for subject, lane in asked]
+        asked = [one for one, answer in zip(asked, said, strict=True) if answer["outcome"] != "placed"]
+        assert asyncio.get_running_loop().time() < deadline, [answer for answer in said if answer["outcome"] != "placed"][:2]
+        await asyncio.sleep(0.1)
 
 
 def _deaths(submits: list[Msg]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from schemas.job import Tier
 from services.router.admission import SHORTEST_S, Left
-from services.router.gate import Gate
+from services.router.gate import QUIET_S, Gate
 from services.router.pace import ENOUGH, WINDOW_S, Pace
 
 LEFT = Left(queue_s=10.0, first_token_s=60.0)
@@ -67,6 +67,21 @@ def test_a_lane_opens_when_it_was_promised_however_many_ask_before() -> None:
         assert away is not None
         assert away.retry_after == max(SHORTEST_S, opens - now)
     assert gate.enter(Tier.FREE, 1, empty, LEFT, opens) is None
+
+
+def test_every_lane_opens_once_nobody_has_waited_for_a_while() -> None:
+    """Found by the soak: workers were back and idle, and a router went on to turn away for the minute that it had promised."""
+    gate, waiting, now = backlogged(40, 0.5)
+    away = gate.enter(Tier.FREE, 1, waiting, LEFT, now)
+    assert away is not None
+    assert away.retry_after > 2 * QUIET_S
+    gate.sees({}, now + 0.1)
+    gate.sees({"free": {2: 1}}, now + 0.2)
+    for seen in (0.3, 0.2 + QUIET_S):
+        gate.sees({}, now + seen)
+        assert gate.enter(Tier.FREE, 1, {}, LEFT, now + seen) is not None, "the line was empty for a moment only"
+    gate.sees({}, now + 0.3 + QUIET_S)
+    assert gate.enter(Tier.FREE, 1, {}, LEFT, now + 0.3 + QUIET_S) is None
 
 
 def test_asking_changes_nothing() -> None:

@@ -83,7 +83,10 @@ def load() -> Api:
         _log.info("tensorrt_llm: %s", note)
     if report.verdict is Verdict.FAILED:
         raise SettingsError(f"worker.engine: this tensorrt_llm is not the one its adapter knows: {'; '.join(report.wrong[:5])}")
-    return _imported()
+    try:
+        return _imported()
+    except (ImportError, OSError, AttributeError) as error:  # libcuda.so.1 is not there, a library of MPI is another one, …
+        raise SettingsError(f"worker.engine: tensorrt_llm cannot be imported here: {error}") from error
 
 
 def _imported() -> Api:

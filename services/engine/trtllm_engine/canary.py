@@ -23,6 +23,10 @@ _log = logging.getLogger(__name__)
 
 
 class Canary:
+    """`blocks`: of KV that one uses; several where the engine keeps several windows."""
+
+    blocks = 1
+
     def __init__(self, api: Api, llm: Llm, info: EngineInfo) -> None:
         self._api = api
         self._llm = llm
@@ -54,7 +58,9 @@ async def warm_up(canary: Canary, llm: Llm) -> Iteration:
         raise
     except Exception as error:
         raise InternalError(f"the engine failed its first request: {error}") from error
-    return await _first_iteration(llm, WARM_UP_S)
+    iteration = await _first_iteration(llm, WARM_UP_S)
+    canary.blocks = max(1, iteration.used)
+    return iteration
 
 
 async def _first_iteration(llm: Llm, within: float) -> Iteration:

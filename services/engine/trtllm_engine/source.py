@@ -6,7 +6,6 @@ Knows nothing of TensorRT-LLM. Invariant: nothing is imported or evaluated but l
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,24 @@ from services.engine.trtllm_engine.contract import NO_DEFAULT, Parameter
 
 
 class Source:
-    """One parsed file. Raises OSError, SyntaxError."""
+    """One parsed file. Raises OSError, and ValueError for what is no Python."""
 
     def __init__(self, path: Path) -> None:
         self.text = path.read_text(encoding="utf-8")
-        self._classes = {node.name: node for node in ast.walk(ast.parse(self.text)) if isinstance(node, ast.ClassDef)}
+        try:
+            self._tree = ast.parse(self.text)
+        except (SyntaxError, RecursionError, MemoryError) as error:  # the last two of too many brackets
+            raise ValueError(f"{path.name} is no Python: {error}") from None
+        self._classes = {node.name: node for node in ast.walk(self._tree) if isinstance(node, ast.ClassDef)}
+
+    def assigned(self, name: str) -> Any:
+        """The literal that the module gives `name` last; None when there is none."""
+        found = None
+        for node in self._tree.body:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and name in map(ast.unparse, targets):
+                found = literal(node.value)
+        return found
 
     def has_class(self, name: str) -> bool:
         return name in self._classes
@@ -28,17 +40,20 @@ class Source:
         found = self._classes.get(name)
         return () if found is None else tuple(ast.unparse(base).split(".")[-1] for base in found.bases)
 
-    def family(self, name: str) -> Iterator[str]:
-        """The class and, as far as they are in this file, its bases, nearest first."""
-        if name in self._classes:
-            yield name
-            for base in self.bases(name):
-                yield from self.family(base)
+    def family(self, name: str) -> list[str]:
+        """The class and, as far as they are in this file, its bases, nearest first, each once."""
+        found, left = [], [name]
+        while left:
+            one = left.pop(0)
+            if one in self._classes and one not in found:  # `class LLM(other.LLM)` is its own base by name
+                found.append(one)
+                left = [*self.bases(one), *left]
+        return found
 
     def fields(self, name: str) -> tuple[Parameter, ...]:
         """Annotated fields of the class, those of bases in this file included, its own last."""
         found: dict[str, Parameter] = {}
-        for one in reversed(list(self.family(name))):
+        for one in reversed(self.family(name)):
             for node in self._classes[one].body:
                 if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                     found[node.target.id] = Parameter(node.target.id, _field_default(node.value))
@@ -85,7 +100,7 @@ def literal(node: ast.expr) -> Any:
     """The value of a literal; of anything else its text."""
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):  # no literal, or one that cannot be, such as {[]: 0}
         return ast.unparse(node)
 
 

@@ -16,6 +16,8 @@ from services.engine.trtllm_engine.findings import Finding, Report
 from services.engine.trtllm_engine.source import Source, signature
 
 PACKAGE = "tensorrt_llm"
+_SIGNS = ("__init__.py", "version.py", "llmapi")
+"""Of a package; one that has only a part of them is broken, not absent."""
 
 
 def find() -> Path | None:
@@ -26,8 +28,11 @@ def find() -> Path | None:
 
 
 def verify(package: Path | None) -> Report:
-    """What contradicts the contract in the package at `package`. A file that cannot be read contradicts it, too."""
-    if package is None or not (package / "llmapi").is_dir():  # PyPI's own 1.2.1 is a stub without any of it
+    """What contradicts the contract in the package at `package`. A file that cannot be read contradicts it, too.
+
+    A folder without anything of it is no package: PyPI's own 1.2.1 is a stub, and what was removed may leave folders behind.
+    """
+    if package is None or not any((package / name).exists() for name in _SIGNS):
         return Report(found=False)
     return Report(tuple(_findings(_Files(package))))
 
@@ -43,7 +48,7 @@ class _Files:
         if name not in self._parsed:
             try:
                 self._parsed[name] = Source(self._package / name)
-            except (OSError, SyntaxError, UnicodeDecodeError):
+            except (OSError, ValueError):
                 self._parsed[name] = None
         return self._parsed[name]
 
@@ -81,8 +86,8 @@ def _findings(files: _Files) -> Iterator[Finding]:
 
 def _version(files: _Files) -> Finding:
     source = files.get("version.py")
-    same = source is not None and f'"{contract.VERSION}"' in source.text.replace("'", '"')
-    return Finding("version", () if same else (f"version.py does not say {contract.VERSION}",))
+    said = None if source is None else source.assigned("__version__")
+    return Finding("version", () if said == contract.VERSION else (f"version.py says {said!r}, not {contract.VERSION}",))
 
 
 def _method(fact: str, source: Source | None, owner: str, method: str) -> Finding:

@@ -21,8 +21,6 @@ from services.engine.trtllm_engine.statistics import Iteration, read_iteration
 from services.telemetry.logs import AtMost
 
 CANARY_S = 10.0
-CANARY_BLOCKS = 1
-"""What a canary itself uses, in the statistics of its own iteration."""
 TICK_S = 1.0
 SILENCE_S = 2.0
 """After so much silence an iteration over statistics or events ends by itself, and is begun anew."""
@@ -63,7 +61,7 @@ class Watch:
 
     async def read_statistics(self) -> None:
         """For as long as the engine lives; always drained, because the engine may keep them without bound."""
-        await self._follow(lambda: self._llm.get_stats_async(timeout=SILENCE_S), self._on_statistics)
+        await self._follow(lambda: self._llm.get_stats_async(timeout=SILENCE_S), self.on_statistics)
 
     async def read_events(self) -> None:
         """For as long as the engine lives."""
@@ -82,6 +80,13 @@ class Watch:
                 self._fate.fault(error)
                 return
 
+    def on_statistics(self, item: object) -> None:
+        """One item of `get_stats_async`. Raises ValueError for what is none."""
+        iteration = read_iteration(item)
+        self._used = iteration.used
+        self._books.observe(iteration.used)
+        self._on_iteration(iteration)
+
     async def until_fetched(self, seconds: float) -> None:
         """Until peers have all that was handed off, `seconds` at most."""
         for _ in range(round(min(seconds, self._timeout_s) / AGAIN_S)):
@@ -91,7 +96,8 @@ class Watch:
 
     async def tick(self) -> None:
         """One look at what the engine keeps. Raises `EngineWorn`, and what broke the engine."""
-        if not self._books.overdue and not (self._jobless and self._used > CANARY_BLOCKS):
+        if not self._books.overdue and not self._in_use:
+            self._leaking_since = None
             return
         if self._books.overdue and self._may_log() is not None:
             _log.warning("a handoff is overdue: nobody fetched it within %.0f s", self._timeout_s)
@@ -100,16 +106,17 @@ class Watch:
         self._judge()
 
     @property
-    def _jobless(self) -> bool:
-        """No request of ours is in the engine."""
-        return not len(self._requests)
+    def _in_use(self) -> bool:
+        """Blocks are, though no request of ours is in the engine. What a canary itself used is no more than it used at first."""
+        return not len(self._requests) and self._used > self._canary.blocks
 
     def _judge(self) -> None:
-        """Blocks in use that no request, and no handoff that may still be fetched, explains. Raises `EngineWorn`."""
-        if not self._jobless or (self._books.pinned and not self._books.overdue):
-            return
+        """Blocks in use that no request, and no handoff that may still be fetched, explains. Raises `EngineWorn`.
+
+        For two timeouts without a break: one look may see statistics that are older than the end of the last request.
+        """
         now = self._clock.monotonic()
-        if self._used <= CANARY_BLOCKS:
+        if not self._in_use or (self._books.pinned and not self._books.overdue):
             self._leaking_since = None
         elif self._leaking_since is None:
             self._leaking_since = now
@@ -125,9 +132,3 @@ class Watch:
                 if self._may_log() is not None:
                     _log.warning("statistics or events of the engine could not be read: %r", error)
             await asyncio.sleep(AGAIN_S)
-
-    def _on_statistics(self, item: object) -> None:
-        iteration = read_iteration(item)
-        self._used = iteration.used
-        self._books.observe(iteration.used)
-        self._on_iteration(iteration)

@@ -41,7 +41,10 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [
-        ("version.py", "1.2.1", "1.2.0", "version"),
+        ("version.py", "1.2.1", "1.2.0", "version.py says '1.2.0', not 1.2.1"),
+        ("version.py", "1.2.1", "1.2.10", "'1.2.10'"),
+        ("version.py", '"1.2.1"', '"1.3.0"  # what "1.2.1" became', "'1.3.0'"),
+        ("version.py", "__version__", "version", "says None"),
         ("llmapi/llm.py", "streaming: Any = False, ", "", "streaming is missing"),
         ("llmapi/llm.py", "cache_salt: Any = None", "cache_salt: Any = None, priority: Any = 0.5", "priority is there"),
         ("llmapi/llm.py", "timeout: Any = 2", "timeout: Any = 5", "timeout defaults to 5, not 2"),
@@ -79,6 +82,42 @@ def test_a_file_that_is_missing_or_no_python_is_wrong(tmp_path: Path, file: str)
     assert verify(whole).verdict is Verdict.FAILED
     broken = package.write(tmp_path / "broken", lambda name, text: "def (" if name == file else text)
     assert verify(broken).verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\0", b"x = 1\0", b"\xff\xfe", b"(" * 100_000, b"-" * 100_000 + b"1", b"class LLM(x.LLM):\n    pass\n", b"a = {[]: 0}\n", b""],
+    ids=["zero", "a zero behind", "no UTF-8", "brackets", "signs", "its own base", "no literal", "empty"],
+)
+@pytest.mark.parametrize("file", ["version.py", "llmapi/llm.py"])
+def test_damage_of_any_kind_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, content: bytes) -> None:
+    damaged = package.write(tmp_path)
+    (damaged / file).write_bytes(content)
+    assert main(["verify", "trtllm", "--package", str(damaged)]) == 1
+    said = capsys.readouterr().out
+    assert "BAD " + ("version" if file == "version.py" else "llmapi.LLM.__init__") in said
+    assert said.endswith("failed\n")
+
+
+def test_a_part_of_a_package_is_broken_not_absent(tmp_path: Path) -> None:
+    (tmp_path / "cpp").mkdir()
+    assert verify(tmp_path).verdict is Verdict.SKIPPED
+    (tmp_path / "__init__.py").write_text("")
+    report = verify(tmp_path)
+    assert report.verdict is Verdict.FAILED
+    assert "version: version.py says None, not 1.2.1" in report.wrong
+
+
+def test_a_package_that_agrees_and_cannot_be_imported_is_one_clear_line(tmp_path: Path) -> None:
+    """As on a machine without libcuda.so.1."""
+    found = package.write(tmp_path)
+    (found / "__init__.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')\n")
+    code = "from services.engine.trtllm_engine.api import load; load()"
+    search = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+    ran = subprocess.run([sys.executable, "-c", search + code], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 1
+    last = ran.stderr.splitlines()[-1]
+    assert last.endswith("SettingsError: worker.engine: tensorrt_llm cannot be imported here: libcuda.so.1: cannot open shared object file")
 
 
 def test_another_default_of_a_neighbouring_version_is_a_note(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -11,12 +12,15 @@ from schemas.state import Role
 from services.clock import ManualClock, SystemClock
 from services.engine.protocol import EngineWorn
 from services.engine.trtllm_engine.books import Books
+from services.engine.trtllm_engine.canary import Canary, warm_up
+from services.engine.trtllm_engine.fate import Fate
 from services.engine.trtllm_engine.shutdown import end
 from services.engine.trtllm_engine.statistics import IterationStatistics, read_iteration
+from services.engine.trtllm_engine.watch import Watch
 from services.kv.holders import ReservationHolder
 from services.kv.pool import BlockPool
 from tests.engine.trtllm_engine.double import World
-from tests.engine.trtllm_engine.rig import Heard, engines, spec
+from tests.engine.trtllm_engine.rig import Heard, build, engines, spec
 from tests.waiting import until
 
 
@@ -71,6 +75,64 @@ async def test_an_idle_engine_is_not_replaced() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.8):
                 await both.engine.join()
+
+
+class QuickCanary(Canary):
+    """It answers at once; the statistics are what the test says they are."""
+
+    def __init__(self, blocks: int = 1) -> None:
+        self.blocks = blocks
+        self.runs = 0
+
+    async def run(self, within: float) -> bool:
+        self.runs += 1
+        return True
+
+
+def watch(canary: QuickCanary, clock: ManualClock) -> Watch:
+    """Of an engine without requests, whose transfers time out after 10 s."""
+    nothing: Any = None
+    return Watch(nothing, canary, Books(BlockPool(20), 4, 10.0, clock), nothing, clock, 10.0, [], Fate(), lambda _: None)  # type: ignore[arg-type]
+
+
+def using(blocks: int) -> dict[str, object]:
+    return {"kvCacheStats": {"usedNumBlocks": blocks, "maxNumBlocks": 20}}
+
+
+async def test_two_looks_at_old_statistics_are_no_leak() -> None:
+    """Each may come before the statistics of the last request's end; between them nothing was in use."""
+    clock, canary = ManualClock(), QuickCanary()
+    looked = watch(canary, clock)
+    for _ in range(3):
+        looked.on_statistics(using(5))
+        await looked.tick()
+        looked.on_statistics(using(0))
+        await looked.tick()
+        clock.advance(100.0)
+    assert canary.runs == 3
+    looked.on_statistics(using(5))
+    await looked.tick()
+    clock.advance(20.5)
+    with pytest.raises(EngineWorn, match="5 KV blocks are in use, and nobody uses them"):
+        await looked.tick()
+
+
+async def test_what_a_canary_itself_takes_is_no_leak() -> None:
+    """An engine with several windows takes a block of each."""
+    world = World(prefill_s=0.1)
+    engine = build(world, Role.BOTH)
+    world.engines[0].block_tokens = 1
+    canary = Canary(engine.api, engine.llm, engine.info)
+    await warm_up(canary, engine.llm)
+    assert canary.blocks == 2
+    await engine.stop()
+    clock, quick = ManualClock(), QuickCanary(blocks=2)
+    looked = watch(quick, clock)
+    looked.on_statistics(using(2))
+    for _ in range(3):
+        await looked.tick()
+        clock.advance(100.0)
+    assert quick.runs == 0
 
 
 async def test_unreadable_statistics_and_events_fail_no_request() -> None:

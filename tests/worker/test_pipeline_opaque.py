@@ -13,11 +13,15 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from schemas.errors import from_code
+from schemas.job import Choice, Grammar, Sampling
 from schemas.lifecycle import State
 from schemas.placement import Accept, Refuse
 from schemas.reply import by_operator
 from schemas.state import Role
 from services.bus.memory import soon
+from services.engine.trtllm_engine.capabilities import capabilities
+from services.settings import TrtllmSettings
 from services.worker.draining import drain
 from services.worker.held import Held
 from services.worker.status import status
@@ -210,6 +214,28 @@ async def test_a_handoff_of_another_engine_is_refused_and_ends_as_retry() -> Non
         run, _ = await r.submit(r.job())
         await until(lambda: r.edge.ended(run))
         assert (r.edge.ended(run), r.edge.reason(run)) == (State.RETRY, "handoff_refused")
+        assert world.consumed == []
+
+
+async def test_a_resume_of_what_a_grammar_describes_fails_as_ours_not_the_clients() -> None:
+    """Its client sends it again: a 5xx says that it may."""
+    world = World()
+    async with pair(world) as r:
+        engine = r.prefill.engine
+        engine.info = replace(engine.info, capabilities=capabilities(TrtllmSettings(guided_decoding="xgrammar")))  # type: ignore[misc]
+        begun = msgspec.structs.replace(
+            r.job(),
+            attempt=2,
+            resume=True,
+            choices=(Choice(index=0, generated=(50,)),),
+            sampling=Sampling(seed=1, max_tokens=8, grammar=Grammar(kind="json_object")),
+        )
+        run, _ = await r.submit(begun)
+        await until(lambda: r.edge.ended(run))
+        (end,) = (event for event in r.edge.events if event.run == run and event.state is State.FAILED)
+        assert (end.reason, end.error_code) == ("grammar_begun", "job_failed")
+        error = from_code(end.error_code, "")
+        assert (error.status, error.type) == (500, "server_error")
         assert world.consumed == []
 
 

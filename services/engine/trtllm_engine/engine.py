@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from schemas.errors import HeadraceError, InvalidRequest, Unavailable, UnreadableMessage
+from schemas.errors import HeadraceError, Unavailable, UnreadableMessage
 from schemas.handoff import FirstToken
 from schemas.lifecycle import State
 from services.clock import Clock
@@ -180,9 +180,12 @@ class TrtllmEngine:
         admit(self.info, spec, tuple(first))
 
     def _cannot_go_on(self, run: int) -> None:
-        """A request begins its grammar anew, so what it would write could not follow what the run has written."""
+        """A request begins its grammar anew, so what it would write could not follow what the run has written.
+
+        The client's request is right, and sent again it may well succeed: no code that blames it.
+        """
         self._books.end(run)
-        self._reports.end(RunEnd(run, State.FAILED, "grammar_begun", InvalidRequest.code or ""))
+        self._reports.end(RunEnd(run, State.FAILED, "grammar_begun"))
 
     def _begin(self, leg: Leg) -> None:
         self._requests.add(leg)

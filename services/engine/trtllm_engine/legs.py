@@ -90,11 +90,12 @@ class Leg:
             self.result.abort()
 
     def take(self, completion: Any, eos: int) -> list[int]:
-        """The tokens that are new in this chunk. A stop token that the engine strips from its list is put back."""
+        """The tokens that are new in this chunk. A stop token that the engine strips from its list is put back: some token has
+        to carry the finish, and what was reported before cannot."""
         now = list(completion.token_ids)
         new = now[len(self.tokens) :]
-        if completion.finish_reason == "stop" and not new:
-            new = [completion.stop_reason if isinstance(completion.stop_reason, int) else eos]
+        if completion.finish_reason == "stop" and len(now) <= max(len(self.tokens), len(self.repeats)):
+            new += [completion.stop_reason if isinstance(completion.stop_reason, int) else eos]
         self.tokens += new
         return new
 

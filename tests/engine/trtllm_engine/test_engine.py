@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,10 @@ from schemas.state import Role
 from services.engine.protocol import EngineWorn, RunEnd
 from services.engine.trtllm_engine.capabilities import capabilities
 from services.engine.trtllm_engine.handoff import OpaqueState, encode
+from services.engine.trtllm_engine.legs import Kind, Leg
 from services.kv.pool import PoolExhausted
 from services.settings.trtllm import TrtllmSettings
-from tests.engine.trtllm_engine.double import EOS, EngineFault, World
+from tests.engine.trtllm_engine.double import EOS, CompletionOutput, EngineFault, World
 from tests.engine.trtllm_engine.rig import Heard, answer, engines, spec
 from tests.waiting import until
 
@@ -76,6 +78,16 @@ async def test_a_stop_token_is_reported_whether_the_engine_strips_it_or_not(stri
         assert both.outputs[-1].finish is FinishReason.STOP
 
 
+def test_a_finish_is_carried_by_a_token_that_was_not_reported_before() -> None:
+    """A first chunk that holds prefill's token and the end, whose stop token the engine stripped."""
+    result: Any = None
+    leg = Leg(spec(1), Kind.GENERATION, result, 0.0, repeats=(50,))
+    completion = CompletionOutput(0, token_ids=[50], finish_reason="stop", stop_reason=7)
+    outputs = leg.outputs(leg.take(completion, EOS), FinishReason.STOP)
+    assert [(output.index, output.token, output.finish) for output in outputs] == [(1, 7, FinishReason.STOP)]
+    assert leg.agrees()
+
+
 async def test_both_phases_in_one_engine() -> None:
     async with engines(World(), Role.BOTH) as (both,):
         both.engine.prefill(spec(1), then_decode=True)
@@ -104,7 +116,7 @@ async def test_a_run_that_has_begun_what_a_grammar_describes_cannot_go_on(then_d
         asked, grammar = len(world.engines[0].asked), Grammar(kind="json_object", source="")
         both.engine.prefill(spec(1, generated=(50, 51), grammar=grammar), then_decode=then_decode)
         await until(lambda: 1 in both.ended)
-        assert both.ended[1] == RunEnd(1, State.FAILED, "grammar_begun", "invalid_value")
+        assert both.ended[1] == RunEnd(1, State.FAILED, "grammar_begun"), "no code: the request is not to blame"
         assert (both.engine.pool.held, len(world.engines[0].asked)) == (0, asked)
         both.engine.prefill(spec(2, grammar=grammar), then_decode=True)
         await until(lambda: 2 in both.ended)

@@ -243,15 +243,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def trtllm(options: argparse.Namespace) -> int:
-    """Two engines on one GPU, each with a third of what its weights leave; the timeout is short, so that an orphan is."""
+    """Two engines on one GPU, each with a third of what its weights leave; the timeout is short, so that an orphan is.
+
+    Grammars are on, as they are to be checked, whatever the settings say.
+    """
+    from tokenizers import Tokenizer
+
     from bench import gpu_smoke_trtllm
     from schemas.state import Role
     from services.engine.trtllm_engine.build import build as build_trtllm
 
-    settings = Settings().trtllm.model_copy(update={"kv_fraction": 0.3, "transfer_timeout_s": 20.0})
+    ours = Settings().trtllm
+    guided = ours.guided_decoding or "xgrammar"
+    settings = ours.model_copy(update={"kv_fraction": 0.3, "transfer_timeout_s": 20.0, "guided_decoding": guided})
     files = ModelStore(Settings().home_dir).open(options.model)
     clock = SystemClock()
-    return await gpu_smoke_trtllm.smoke(lambda role: build_trtllm(files, settings, clock, Role(role)), 20.0)
+    spell = Tokenizer.from_file(str(files.tokenizer)).decode
+    return await gpu_smoke_trtllm.smoke(lambda role: build_trtllm(files, settings, clock, Role(role)), spell, 20.0)
 
 
 if __name__ == "__main__":

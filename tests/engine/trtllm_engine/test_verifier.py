@@ -86,7 +86,16 @@ def test_a_file_that_is_missing_or_no_python_is_wrong(tmp_path: Path, file: str)
 
 @pytest.mark.parametrize(
     "content",
-    [b"\0", b"x = 1\0", b"\xff\xfe", b"(" * 100_000, b"-" * 100_000 + b"1", b"class LLM(x.LLM):\n    pass\n", b"a = {[]: 0}\n", b""],
+    [
+        b"\0",
+        b"x = 1\0",
+        b"\xff\xfe",
+        b"(" * 100_000,
+        b"-" * 100_000 + b"1",
+        b"class LLM(x.LLM):\n    pass\n",
+        b"a = {[]: 0}\n",
+        b"",
+    ],
     ids=["zero", "a zero behind", "no UTF-8", "brackets", "signs", "its own base", "no literal", "empty"],
 )
 @pytest.mark.parametrize("file", ["version.py", "llmapi/llm.py"])
@@ -117,7 +126,9 @@ def test_a_package_that_agrees_and_cannot_be_imported_is_one_clear_line(tmp_path
     ran = subprocess.run([sys.executable, "-c", search + code], capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 1
     last = ran.stderr.splitlines()[-1]
-    assert last.endswith("SettingsError: worker.engine: tensorrt_llm cannot be imported here: libcuda.so.1: cannot open shared object file")
+    assert last.endswith(
+        "SettingsError: worker.engine: tensorrt_llm cannot be imported here: libcuda.so.1: cannot open shared object file"
+    )
 
 
 def test_another_default_of_a_neighbouring_version_is_a_note(tmp_path: Path) -> None:

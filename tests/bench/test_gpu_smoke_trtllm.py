@@ -13,7 +13,7 @@ from bench.trtllm_shapes import of_events, of_statistics
 from schemas.state import Role
 from services.engine.trtllm_engine.capabilities import capabilities
 from services.engine.trtllm_engine.engine import TrtllmEngine
-from services.settings import TrtllmSettings
+from services.settings.trtllm import TrtllmSettings
 from tests.engine.trtllm_engine.double import World
 from tests.engine.trtllm_engine.rig import build
 

@@ -21,7 +21,7 @@ from schemas.reply import by_operator
 from schemas.state import Role
 from services.bus.memory import soon
 from services.engine.trtllm_engine.capabilities import capabilities
-from services.settings import TrtllmSettings
+from services.settings.trtllm import TrtllmSettings
 from services.worker.draining import drain
 from services.worker.held import Held
 from services.worker.status import status

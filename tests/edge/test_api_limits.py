@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Any
+
+import pytest
 
 from schemas.errors import Overloaded
 from services.edge.gate.limits import Limits
@@ -22,6 +25,31 @@ async def test_over_the_limit() -> None:
     assert (error["type"], error["code"], error["param"]) == ("requests", "rate_limit_exceeded", None)
     assert 1 <= int(refused.headers["retry-after"]) <= 60
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+@pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "hi"}), ("/detokenize", {"tokens": [65]})])
+async def test_what_computes_without_a_worker_is_a_request_too(path: str, body: dict[str, Any]) -> None:
+    """Whether or not it can be read: it is counted before."""
+    api = Api()
+    key, other = api.keys.make(limits=Limits(requests_per_minute=3)), api.keys.make()
+    answers = [await ask(api, path, key, body=sent) for sent in (body, {"model": 5}, body, body)]
+    assert [answer.status_code for answer in answers] == [200, 400, 200, 429]
+    refused = answers[-1]
+    assert [answer.headers["x-ratelimit-limit-requests"] for answer in answers] == ["3"] * 4
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    assert (await ask(api, PATH, key, body=CHAT)).status_code == 429
+    assert (await ask(api, path, other, body=body)).status_code == 200
+    assert (await ask(api, "/v1/models", key)).status_code == 200
+
+
+async def test_what_was_refused_by_one_limit_is_counted_by_none() -> None:
+    api = Api()
+    tenant = Limits(requests_per_minute=2)
+    keys = [api.keys.make(limits=Limits(requests_per_minute=1), tenant_limits=tenant) for _ in range(2)]
+    asked = [(await ask(api, "/tokenize", key, body={"prompt": "hi"})).status_code for key in (keys[0], keys[0], keys[1])]
+    assert asked == [200, 429, 200]
 
 
 async def test_headers_on_every_answer_streams_included() -> None:

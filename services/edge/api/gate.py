@@ -2,7 +2,8 @@
 
 Owns the count of requests in progress. Invariants: every answer carries `x-request-id`, and none begins while its request is
 being sent; no failure of ours reaches the server; what is not always open sees a caller (`request.state.caller`) or is not
-reached; a request to generate is in the metrics once (`request.state.measure`), whoever refuses it.
+reached; a request to generate is in the metrics once (`request.state.measure`), whoever refuses it; what else computes or writes
+counts as a request of its caller's minute, before it is read. (To generate counts where the rest of its limits does: `Meter`.)
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _log = logging.getLogger("headrace.edge")
 _ACCEPTED = re.compile(rb"[A-Za-z0-9_.-]{1,128}")
 _ALWAYS_OPEN = frozenset({"/health", "/ready"})
 _GENERATE = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+_COMPUTE = frozenset({"/tokenize", "/detokenize"})
+_CONVERSATIONS = "/v1/conversations"
 
 
 class Traffic:
@@ -127,7 +130,9 @@ class Gate:
             raise InvalidApiKey("There is more than one 'Authorization' header.")
         headers, peer = dict(scope["headers"]), scope.get("client")
         explain = explain_header.asked(headers)
-        scope["state"]["caller"] = await self._door.enter(headers, peer[0] if peer else None, explain=explain)
+        caller = scope["state"]["caller"] = await self._door.enter(headers, peer[0] if peer else None, explain=explain)
+        if _counts(scope["method"], scope["path"]):
+            await self._meter.count(caller)
 
     def _rates(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         caller = scope["state"].get("caller")
@@ -138,3 +143,7 @@ class Gate:
             if name == b"x-request-id" and _ACCEPTED.fullmatch(value):
                 return str(value.decode())
         return self._new_id()
+
+
+def _counts(method: str, path: str) -> bool:
+    return method in ("POST", "DELETE") and (path in _COMPUTE or path.startswith(_CONVERSATIONS))

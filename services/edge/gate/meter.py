@@ -119,14 +119,19 @@ class Meter:
             _must_fit(limits, prompt_tokens, output_tokens, param)
         reservation = Reservation(caller, self._budgets)
         with reservation.undone_on_failure():
-            for allotment in self._of(caller, REQUESTS):
-                reservation.requests.append(await self._take(allotment, 1, caller.tier, REQUESTS))
+            await self._count(reservation)
             for allotment in self._of(caller, TOKENS):
                 reservation.tokens.append(await self._take(allotment, prompt_tokens + output_tokens, caller.tier, TOKENS))
             for kind, owner, limit in _budgets(caller):
                 amount = 1 if kind == windows.RUNNING else prompt_tokens + output_tokens
                 reservation.holds.append(await self._budgets.take(kind, owner, limit, amount, caller.tier))
         return reservation
+
+    async def count(self, caller: Caller) -> None:
+        """One more request a minute, of those that generate nothing. Raises `RateLimited`, `EdgeUnavailable`."""
+        reservation = Reservation(caller, self._budgets)
+        with reservation.undone_on_failure():
+            await self._count(reservation)
 
     def nothing(self, caller: Caller) -> Reservation:
         """Of somebody who only reads what is counted elsewhere."""
@@ -136,6 +141,11 @@ class Meter:
         """None where the caller has no such limit."""
         found = [Left(one.limit, one.remaining, one.resets_in()) for one in self._of(caller, kind)]
         return min(found, key=lambda one: one.remaining, default=None)
+
+    async def _count(self, reservation: Reservation) -> None:
+        caller = reservation.caller
+        for allotment in self._of(caller, REQUESTS):
+            reservation.requests.append(await self._take(allotment, 1, caller.tier, REQUESTS))
 
     async def _take(self, allotment: Allotment, amount: int, tier: Tier, kind: str) -> Taken:
         window = allotment.window

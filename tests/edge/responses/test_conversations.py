@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from services.edge.gate.limits import Limits
 from services.edge.store import conversations as store
 from tests.edge.fakes import MODEL, says
 from tests.edge.responses.rig import ResponsesApi
@@ -65,6 +66,24 @@ async def test_one_that_is_full_takes_no_more(api: ResponsesApi, monkeypatch: py
     assert len(kept) == 2
     assert (await api.ask("DELETE", f"{items}/{kept[0]['id']}")).status_code == 200
     assert (await api.ask("POST", items, items=[{"role": "user", "content": "x"}])).status_code == 200
+
+
+async def test_what_writes_is_a_request_of_the_minute(api: ResponsesApi) -> None:
+    """What only reads is none, also for somebody who may not write any more."""
+    key = api.keys.make(tenant="acme", limits=Limits(requests_per_minute=5))
+    name = (await api.ask("POST", "/v1/conversations", key, metadata={})).json()["id"]
+    one, items = f"/v1/conversations/{name}", f"/v1/conversations/{name}/items"
+    assert (await api.ask("POST", one, key, metadata={"a": "b"})).status_code == 200
+    item = (await api.ask("POST", items, key, items=[{"role": "user", "content": "hi"}])).json()["data"][0]["id"]
+    assert (await api.ask("DELETE", f"{items}/{item}", key)).status_code == 200
+    assert (await api.ask("POST", "/v1/conversations", key, metadata=5)).status_code == 400
+    for method, path in (("POST", "/v1/conversations"), ("POST", one), ("POST", items), ("DELETE", one)):
+        refused = await api.ask(method, path, key, metadata={})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded"), (method, path)
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    for path in (one, items):
+        assert (await api.ask("GET", path, key)).status_code == 200
 
 
 async def test_tenants_do_not_see_each_other(api: ResponsesApi) -> None:

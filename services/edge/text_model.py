@@ -20,7 +20,7 @@ from services.text.grammar import BadGrammar, byte_vocabulary
 from services.text.grammar_cache import GrammarCache
 from services.text.prompt import PromptEncoder
 from services.text.stream import TextStream
-from services.text.template import ChatTemplate
+from services.text.template import NO_VARIABLES, ChatTemplate
 from services.text.tokenizer import Tokenizer
 from services.text.tools.formats import ToolFormat
 from services.text.tools.grammar import Function
@@ -64,10 +64,15 @@ class TextModel:
         """How this model writes calls."""
         return self._template.tool_format
 
-    async def encode(self, messages: Sequence[Mapping[str, Any]], functions: Sequence[Function] = ()) -> list[int]:
-        """The prompt's ids; `functions` may be called. Raises `InvalidRequest`."""
-        size = INLINE_CHARACTERS + 1 if functions else sum(map(_characters, messages))
-        return await self._by_size(size, lambda: self._encoder.encode(messages, functions))
+    async def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        functions: Sequence[Function] = (),
+        variables: Mapping[str, Any] = NO_VARIABLES,
+    ) -> list[int]:
+        """The prompt's ids; `functions` may be called; `variables`: of the template. Raises `InvalidRequest`."""
+        size = INLINE_CHARACTERS + 1 if functions or variables else sum(map(_characters, messages))
+        return await self._by_size(size, lambda: self._encoder.encode(messages, functions, variables))
 
     async def encode_text(self, text: str) -> list[int]:
         """The ids of a raw prompt: special tokens spelled in it are such, and the model's own opening comes first.

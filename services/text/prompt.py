@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from schemas.errors import InvalidRequest
-from services.text.template import ChatTemplate, Message, plain_messages
+from services.text.template import NO_VARIABLES, ChatTemplate, Message, plain_messages
 from services.text.tokenizer import Tokenizer
 from services.text.tools.grammar import Function
 from services.text.tools.messages import in_plain_words, with_parsed_arguments
@@ -39,14 +39,22 @@ class PromptEncoder:
         # Looks ahead only, so that tokens are also found where they overlap; matches their first character.
         self._opening = re.compile(f"(?s)(?={self._special.pattern}).")
 
-    def encode(self, messages: Sequence[Message], functions: Sequence[Function] = ()) -> list[int]:
-        """The prompt's ids, open for the assistant's turn; `functions` may be called. Raises `InvalidRequest`."""
-        plain, tools = self._with_tools(plain_messages(messages), functions)
-        if not any(self._special.search(text) for text in _strings([plain, tools])):
-            return self._tokenizer.encode(self._template.render(plain, tools))
-        stand_ins = self._stand_ins([plain, tools])
-        plain, tools = _map_strings([plain, tools], lambda text: self._opening.sub(lambda match: stand_ins[match[0]], text))
-        return self._encode_pieces(self._template.render(plain, tools), stand_ins)
+    def encode(
+        self,
+        messages: Sequence[Message],
+        functions: Sequence[Function] = (),
+        variables: Mapping[str, Any] = NO_VARIABLES,
+    ) -> list[int]:
+        """The prompt's ids, open for the assistant's turn; `functions` may be called; `variables`: as `ChatTemplate.render`.
+
+        Raises `InvalidRequest`.
+        """
+        given: list[Any] = [*self._with_tools(plain_messages(messages), functions), variables]
+        if not any(self._special.search(text) for text in _strings(given)):
+            return self._tokenizer.encode(self._template.render(*given))
+        stand_ins = self._stand_ins(given)
+        given = _map_strings(given, lambda text: self._opening.sub(lambda match: stand_ins[match[0]], text))
+        return self._encode_pieces(self._template.render(*given), stand_ins)
 
     def _with_tools(self, plain: list[dict[str, Any]], functions: Sequence[Function]) -> tuple[list[Any], list[Any]]:
         if self._template.knows_tools:

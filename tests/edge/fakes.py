@@ -42,7 +42,7 @@ from services.settings.edge import EdgeSettings
 from services.settings.selection import SelectionSettings
 from services.telemetry.metrics import Metrics
 from services.text.assets import GenerationDefaults
-from tests.text.tiny import byte_ids, tiny_template, tiny_tokenizer
+from tests.text.tiny import TEMPLATE, byte_ids, tiny_template, tiny_tokenizer
 
 MODEL = "tiny"
 SECRET = b"x" * 32
@@ -311,13 +311,14 @@ class Api:
         selection: SelectionSettings | None = None,
         *,
         counters: Add | None = None,
+        template: str = TEMPLATE,
         **settings: Any,
     ) -> None:
         self.jobs = FakeJobs(alive=set(models))
         self.traffic = Traffic()
         self.metrics = Metrics.collecting("edge-test")
         texts = {
-            name: TextModel(name, tiny_tokenizer(), tiny_template(), GenerationDefaults(temperature=1 - at / 10))
+            name: TextModel(name, tiny_tokenizer(), tiny_template(template), GenerationDefaults(temperature=1 - at / 10))
             for at, name in enumerate(models)
         }
         edge = EdgeSettings(**settings)

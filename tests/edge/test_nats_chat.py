@@ -21,6 +21,7 @@ from services.edge.tenant import tenant
 from services.settings.selection import SelectionSettings
 from tests.edge.fakes import MODEL, Api, Script, says
 from tests.edge.nats_rig import SECRET, Call, caller, edge
+from tests.edge.test_template_variables import OFF, ON, THINKING, prompt
 from tests.infra.accounts import AccountServer
 from tests.ports import free_ports
 from tests.text.tiny import byte_ids
@@ -224,6 +225,15 @@ async def test_an_accounts_tier_and_models(server: AccountServer) -> None:
         refused = await Call(zenith).send()
         assert (await refused.one())["error"]["param"] == "model"
         assert refused.headers["Nats-Service-Error-Code"] == "403"
+
+
+async def test_variables_of_the_chat_template(server: AccountServer) -> None:
+    async with edge(server, api=Api(template=THINKING)) as api, caller(server, "acme") as client:
+        for variables, expected in (({"enable_thinking": False}, OFF), (None, ON)):
+            await (await Call(client).send(chat_template_kwargs=variables)).one()
+            assert prompt(api) == expected
+        refused = await (await Call(client).send(chat_template_kwargs={"messages": []})).one()
+        assert refused["error"]["param"] == "chat_template_kwargs.messages"
 
 
 async def test_a_draining_edge_takes_nothing(server: AccountServer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from schemas.errors import InvalidRequest
@@ -52,6 +54,58 @@ def test_what_templates_use(template: str, text: str) -> None:
 def test_a_template_that_refuses_is_an_invalid_request(template: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         render(template)
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"), [({}, "on"), ({"enable_thinking": True}, "on"), ({"enable_thinking": False}, "off")]
+)
+def test_a_request_sets_variables_that_the_template_knows(variables: dict[str, Any], text: str) -> None:
+    template = tiny_template("{{ 'off' if enable_thinking is defined and enable_thinking is false else 'on' }}")
+    assert template.render(HI, variables=variables) == text
+    assert template.render(HI, variables={**variables, "unknown": [1, "x"]}) == text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "eos_token",
+        "raise_exception",
+        "strftime_now",
+        "range",
+        "namespace",
+    ],
+)
+def test_what_the_template_is_given_stays(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="would replace") as caught:
+        tiny_template().render(HI, variables={name: False})
+    assert caught.value.param == f"chat_template_kwargs.{name}"
+
+
+@pytest.mark.parametrize("name", ["self", "loop", "caller", "kwargs", "context", "environment"])
+def test_names_that_mean_something_to_jinja_do_no_harm(name: str) -> None:
+    expected = tiny_template().render(HI)
+    assert tiny_template().render(HI, variables={name: "x"}) == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}",
+        "{% for i in range(n // 20) %}{{ 'x' * n }}{% endfor %}",
+        "{{ 1 + flag }}",
+        "{{ raise_exception('no: ' + flag) }}",
+        "{{ flag.__class__.__mro__[1].__subclasses__() }}",
+    ],
+)
+def test_variables_make_no_template_go_on_for_long(template: str) -> None:
+    """Nor fail other than by a refusal."""
+    with pytest.raises(InvalidRequest) as caught:
+        tiny_template(template).render(HI, variables={"n": 100_000, "flag": "x"})
     assert caught.value.param == "messages"
 
 

@@ -5,7 +5,7 @@ Everything that can be refused is refused here, before a job exists.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from services.edge.api.request import ChatRequest, Stops, read_request, read_sto
 from services.edge.api.response_format import read_response_format
 from services.edge.api.served import Served
 from services.edge.api.start import draft, reserve, start, start_with_tools
+from services.edge.api.template_variables import read_variables
 from services.edge.api.tools import Tools, read_tools
 from services.edge.selection.asking import asking
 from services.edge.selection.features import of_messages
@@ -38,6 +39,7 @@ class _Read:
     """What a request says, whichever model answers it."""
 
     messages: Sequence[dict[str, Any]]
+    variables: Mapping[str, Any]
     stops: Stops
     tools: Tools | None
     grammar: Grammar | None
@@ -65,7 +67,8 @@ class ChatCompletions:
         refuse_extras(body, OF_CHAT)
         messages = check_messages(asked.messages)
         stops = read_stops(asked, settings.max_stops)
-        read = _Read(messages, stops, read_tools(asked), read_response_format(asked.response_format))
+        variables, grammar = read_variables(asked.chat_template_kwargs), read_response_format(asked.response_format)
+        read = _Read(messages, variables, stops, read_tools(asked), grammar)
         plan = planned(served, by, asked.model, read.features, asked.metadata, portable=asked.portable)
         return await first_to_take(served, by, plan, asked, partial(_begin, by, read))
 
@@ -80,7 +83,7 @@ async def _begin(by: Asking, read: _Read, turn: Turn, asked: ChatRequest) -> Beg
     if tools is not None and (calling := _calling(served, tools, grammar, card)) is not None:
         await served.text.must_compile(calling, "tools")
         grammar = calling
-    ids = await served.text.encode(read.messages, tools.functions if tools else ())
+    ids = await served.text.encode(read.messages, tools.functions if tools else (), read.variables)
     most = asked.max_completion_tokens or asked.max_tokens or served.settings.default_max_tokens
     job = turn.draft(draft(served, by.caller, asked, card, ids, most=most, grammar=grammar))
     reservation = await reserve(served, by.caller, [job])

@@ -40,7 +40,6 @@ _ALL: Neutral = {
     "add_generation_prompt": (None, True),
     "continue_final_message": _NOTHING,
     "chat_template": _NOTHING,
-    "chat_template_kwargs": _NOTHING,
     "documents": _NOTHING,
     "lora_path": _NOTHING,
     # what is shown of the tokens
@@ -52,7 +51,7 @@ _ALL: Neutral = {
     "return_token_ids": _NOTHING,
 }
 OF_CHAT: Neutral = {**_ALL, "echo": _NOTHING, "add_special_tokens": (None, False)}
-OF_TEXT: Neutral = {**_ALL, "add_special_tokens": (None, True)}
+OF_TEXT: Neutral = {**_ALL, "add_special_tokens": (None, True), "chat_template_kwargs": _NOTHING}
 
 
 def refuse_extras(body: Mapping[str, Any], extras: Neutral) -> None:

@@ -12,6 +12,7 @@ from schemas.state import ModelCard
 from services.edge.jobs.draft import Delta, Draft
 from services.text.assets import GenerationDefaults
 from services.text.stream import Delta as TextDelta
+from services.text.template import NO_VARIABLES
 from services.text.tools.formats import ToolFormat
 from services.text.tools.grammar import Function
 
@@ -87,7 +88,12 @@ class TextModel(Protocol):
 
     async def must_compile(self, grammar: Grammar, param: str) -> None: ...
 
-    async def encode(self, messages: Sequence[Mapping[str, Any]], functions: Sequence[Function] = ()) -> list[int]: ...
+    async def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        functions: Sequence[Function] = (),
+        variables: Mapping[str, Any] = NO_VARIABLES,
+    ) -> list[int]: ...
 
     async def encode_text(self, text: str) -> list[int]: ...
 

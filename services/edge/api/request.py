@@ -85,6 +85,7 @@ class ChatRequest(GenerationRequest):
     tools: list[Any] | None = None
     tool_choice: Annotated[Any, document.TOOL_CHOICE] = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     functions: list[Any] | None = None
     function_call: Any = None
     modalities: list[str] | None = None

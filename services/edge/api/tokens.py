@@ -18,6 +18,7 @@ from services.edge.api.ports import TextModel
 from services.edge.api.prompts import read_ids
 from services.edge.api.request import read_request
 from services.edge.api.served import Served
+from services.edge.api.template_variables import read_variables
 from services.edge.selection import told
 from services.edge.selection.asking import asking
 from services.edge.selection.features import of_messages, of_texts
@@ -32,6 +33,7 @@ class TokenizeRequest(BaseModel):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[Any, document.MESSAGES] = None
+    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
 
@@ -57,7 +59,7 @@ class Tokens:
         else:
             messages = check_messages(asked.messages)
             text = self._text(request, asked.model, partial(of_messages, messages))
-            ids = await text.encode(messages)
+            ids = await text.encode(messages, variables=read_variables(asked.chat_template_kwargs))
         card = self._served.jobs.card(text.name)
         told = {
             "count": len(ids),

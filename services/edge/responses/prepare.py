@@ -12,6 +12,7 @@ from services.edge.api.parameters import refuse_unsupported
 from services.edge.api.ports import Handle
 from services.edge.api.served import Served
 from services.edge.api.start import draft, start, start_with_tools
+from services.edge.api.template_variables import read_variables
 from services.edge.api.tools import Tools
 from services.edge.gate.records import Caller
 from services.edge.jobs.draft import Draft
@@ -51,7 +52,8 @@ async def prepare(turn: Turn, caller: Caller, asked: ResponsesRequest, items: Se
     if calling is not None:
         await served.text.must_compile(calling, "tools")
         grammar = calling
-    ids = await served.text.encode(_messages(asked, items), tools.functions if tools else ())
+    variables = read_variables(asked.chat_template_kwargs)
+    ids = await served.text.encode(_messages(asked, items), tools.functions if tools else (), variables)
     most = asked.max_output_tokens or served.settings.default_max_tokens
     return Prepared(turn.draft(draft(served, caller, asked, card, ids, most=most, grammar=grammar, param="input")), tools)
 

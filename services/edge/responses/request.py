@@ -40,6 +40,7 @@ class ResponsesRequest(GenerationRequest):
     tools: list[Any] | None = None
     tool_choice: Annotated[Any, document.TOOL_CHOICE] = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     include: list[str] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

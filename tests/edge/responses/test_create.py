@@ -10,8 +10,10 @@ import pytest
 from schemas.errors import JobFailed
 from schemas.job import unpack_ids
 from schemas.reply import FinishReason
+from services.edge.store.database import Database
 from tests.edge.fakes import MODEL, Script, says
 from tests.edge.responses.rig import ResponsesApi
+from tests.edge.test_template_variables import OFF, THINKING
 from tests.text.tiny import tiny_tokenizer
 
 WEATHER = {"type": "function", "name": "weather", "description": "Now.", "parameters": {"type": "object", "properties": {}}}
@@ -120,6 +122,18 @@ async def test_a_sent_history_reads_like_a_stored_one(api: ResponsesApi) -> None
     stored = prompt(api)
     await api.respond(input=[{"role": "user", "content": "hi"}, *made["output"], new], tools=[WEATHER])
     assert prompt(api) == stored
+
+
+async def test_variables_of_the_chat_template(database: Database) -> None:
+    api = ResponsesApi(database, template=THINKING)
+    for background in (False, True):
+        made = await api.respond(chat_template_kwargs={"enable_thinking": False}, background=background)
+        assert made.status_code == 200
+    drafts = [api.jobs.draft, *(job.draft for job in api.detached.jobs.values())]
+    assert [tiny_tokenizer().decode(unpack_ids(draft.prompt)) for draft in drafts] == [OFF, OFF]
+    refused = await api.respond(chat_template_kwargs={"tools": []})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template_kwargs.tools")
+    await api.background.close()
 
 
 async def test_formats_hold_the_engine(api: ResponsesApi) -> None:

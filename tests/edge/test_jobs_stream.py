@@ -249,7 +249,7 @@ async def test_a_choice_is_stopped_and_the_others_go_on(cluster: Cluster) -> Non
     cluster.own(DECODE, job, RUN, hop=2, state=State.DECODING)
     cluster.tokens(DECODE, job, RUN, 0, [5])
     cluster.tokens(DECODE, job, RUN, 0, [7], choice=1)
-    await until(lambda: cluster.edge._jobs[job.job].received() == 2)
+    await until(lambda: cluster.edge._jobs[job.job].tokens.received() == 2)
     handle.stop(0)
     await until(lambda: cluster.controls)
     who, control = cluster.controls[0]
@@ -274,7 +274,7 @@ async def test_a_resume_says_which_choices_are_done(cluster: Cluster) -> None:
     cluster.tokens(DECODE, job, RUN, 0, [5, 6], choice=0)
     cluster.tokens(DECODE, job, RUN, 0, [7], choice=1, finish=FinishReason.STOP)
     cluster.tokens(DECODE, job, RUN, 0, [8], choice=2)
-    await until(lambda: cluster.edge._jobs[job.job].received() == 4)
+    await until(lambda: cluster.edge._jobs[job.job].tokens.received() == 4)
     handle.stop(2)
     cluster.event(DECODE, job, RUN, 2, State.RETRY, reason="preempted")
     again = await cluster.submitted(2)

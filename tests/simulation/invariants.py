@@ -151,7 +151,7 @@ class Watch:
     def _stopped(self, edge: Node, run: Run) -> set[int]:
         """Choices of a wanted run that are not."""
         job = edge.edge._jobs.get(run.job.job) if edge.edge is not None else None
-        return job.stopped if job is not None else set()
+        return job.tokens.stopped if job is not None else set()
 
     def _knows(self, edge: Node, run: Run) -> bool:
         if not edge.alive or edge.edge is None:
@@ -204,7 +204,7 @@ class Watch:
         told = self._news.get((record.node.process.id, job.in_charge), float("inf"))
         if record.node.process.running and not job.closed and not job.over.done() and self._cluster.loop.time() > told + PROVEN_S:
             raise Violation(f"client {record.number} still waits for {job.in_charge}, whose death its edge knows")
-        received = job.received()
+        received = job.tokens.received()
         if well is None or received != record.received or not job.owned or not self._undisturbed(record.node):
             record.received, record.stalled = received, 0.0
             return

@@ -60,12 +60,12 @@ class Keeper:
 
     def behind(self) -> int:
         """Tokens that are not in the database yet."""
-        return sum(kept.job.received() - sum(kept.written) for kept in list(self._kept.values()))
+        return sum(kept.job.tokens.received() - sum(kept.written) for kept in list(self._kept.values()))
 
     def keep(self, job: ActiveJob, since: float, over: Callable[[int], None] = nothing) -> None:
         """A job whose row became ours after `since` (monotonic seconds). What it has is in the database. `over`: see `Kept`."""
-        written = [len(choice.tokens) for choice in job.choices]
-        ended = {index for index, choice in enumerate(job.choices) if choice.finish is not None}
+        written = [len(choice.tokens) for choice in job.tokens.choices]
+        ended = {index for index, choice in enumerate(job.tokens.choices) if choice.finish is not None}
         kept = self._kept[job.id] = Kept(job, since + self._timing.lease_s, self._clock.monotonic(), written, over, ended)
         job.held = partial(self._ours, kept)
 

@@ -39,7 +39,7 @@ class Kept:
             compute_s=job.compute_s,
             run_compute_s=job.run_compute_s,
         )
-        chunks = tuple(chunk for index in range(len(job.choices)) if (chunk := self._chunk(index)) is not None)
+        chunks = tuple(chunk for index in range(len(job.tokens.choices)) if (chunk := self._chunk(index)) is not None)
         return Checkpoint(job.id, facts, chunks, self._end(), release)
 
     def saved(self, checkpoint: Checkpoint, valid_until: float) -> None:
@@ -52,10 +52,10 @@ class Kept:
 
     @property
     def used_tokens(self) -> int:
-        return self.job.draft.prompt_tokens + self.job.received()
+        return self.job.draft.prompt_tokens + self.job.tokens.received()
 
     def _chunk(self, index: int) -> Chunk | None:
-        choice, first = self.job.choices[index], self.written[index]
+        choice, first = self.job.tokens.choices[index], self.written[index]
         tokens = choice.tokens[first:]
         finish = choice.finish if index not in self.ended else None
         if not tokens and finish is None:
@@ -64,7 +64,7 @@ class Kept:
 
     def _end(self) -> End | None:
         job = self.job
-        if job.complete:
+        if job.tokens.complete:
             return End(JobState.FINISHED)
         if not job.closed or job.given_up:
             return None

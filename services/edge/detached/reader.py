@@ -101,7 +101,7 @@ class DetachedReader:
         self.cached_tokens, self.compute_s = job.cached_tokens or 0, job.compute_s
         news = []
         for choice, first in list(self._next.items()):
-            has = job.choices[choice]
+            has = job.tokens.choices[choice]
             if delta := self._take(choice, first, has.tokens, has.logprobs, has.finish):
                 news.append(delta)
         if not news and not self.done and job.closed:

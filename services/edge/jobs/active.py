@@ -1,4 +1,4 @@
-"""One job while the edge answers for it: its current attempt, who owns it, and every token received.
+"""One job while the edge answers for it: its current attempt, and who owns it. What it brings is in `tokens`.
 
 Owns: adoption, ownership, the order of states. Knows no bus and no timers. Invariants: of one attempt only the first run counts;
 the owner's hop only grows; `attempt` only grows; after `closed` the consumer gets nothing more.
@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
-from schemas.control import Position
 from schemas.errors import HeadraceError
 from schemas.explanation import Explanation
-from schemas.job import Choice, Deadlines, Job
 from schemas.lifecycle import TRANSITIONS, State, advance
-from schemas.reply import PROMPT, Event, Frame
-from services.edge.jobs.choice import ChoiceTokens
-from services.edge.jobs.draft import Delta, Draft
+from schemas.reply import Event, Frame
+from services.edge.jobs.draft import Draft
 from services.edge.jobs.mailbox import Fanout, Mailbox
 from services.edge.jobs.peers import Word
-from services.edge.jobs.prompt_scores import PromptScores
+from services.edge.jobs.tokens import JobTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +48,7 @@ class ActiveJob:
         self.id = job
         self.draft = draft
         self.detached = detached
-        self.choices = [ChoiceTokens() for _ in range(draft.n)]
-        self.prompt = PromptScores.of(draft.prompt_tokens, draft.sampling.prompt_logprobs)
-        self.stopped: set[int] = set()
-        """Choices that the client needs no more of; their owner may not have heard yet."""
+        self.tokens = JobTokens(draft)
         self.readers: set[Mailbox] = set()
         self.mailbox = Fanout(self.readers) if detached else Mailbox()
         self.joining = 0
@@ -84,15 +76,11 @@ class ActiveJob:
         self._claimed = 0
         self.word = Word("", 0.0, 0)
         """The last one about the adopted run, whoever said it."""
-        self.final = False
-        """The owner said FINISHED: every choice has its finish, here or in the owner's replay ring."""
         self.owned_at = 0.0
         """When its present owner was heard of first (monotonic seconds)."""
-        self.ended = False
-        """A digest said that the run has ended; the event that says how was lost."""
-        self._edge = edge
-        self._reply_to = reply_to
-        self._stamp = stamp
+        self.edge = edge
+        self.reply_to = reply_to
+        self.stamp = stamp
         self.next_attempt()
 
     # attempts
@@ -107,10 +95,7 @@ class ActiveJob:
         self.queued_at = math.inf
         """When the queue took it (the event loop's time)."""
         self.over: asyncio.Future[AttemptEnd | None] = asyncio.get_running_loop().create_future()
-        self.final = self.ended = False
-        self.prompt.forget_unseen()
-        for choice in self.choices:
-            choice.forget_unseen()
+        self.tokens.next_attempt()
 
     def inherit(self, earlier_s: float, run_s: float) -> None:
         """What earlier edges heard of its compute: of attempts that had ended, and of the one that had not."""
@@ -141,41 +126,6 @@ class ActiveJob:
         if self.over.done():
             self.over = asyncio.get_running_loop().create_future()
 
-    def message(self) -> Job:
-        """The Job of this attempt. A resume has neither a queue nor a first-token deadline."""
-        draft, limits, sampling = self.draft, self.draft.limits, self.draft.sampling
-        if sampling.prompt_logprobs is not None and self.prompt.complete:
-            sampling = replace(sampling, prompt_logprobs=None)
-        return Job(
-            job=self.id,
-            attempt=self.attempt,
-            model=draft.model,
-            prompt=draft.prompt,
-            sampling=sampling,
-            deadlines=Deadlines(
-                stamp=self._stamp,
-                total=limits.total_s,
-                queue=None if self.owned else limits.queue_s,
-                first_token=None if self.owned else limits.first_token_s,
-            ),
-            reply_to=self._reply_to,
-            edge=self._edge,
-            n=draft.n,
-            choices=tuple(
-                Choice(index=index, generated=tuple(choice.tokens), done=choice.finish is not None)
-                for index, choice in enumerate(self.choices)
-            ),
-            tier=draft.tier,
-            lane=draft.lane,
-            salt=draft.salt,
-            detached=self.detached,
-            resume=self.owned,
-            deaths=self.deaths,
-            weights=self.weights,
-            explain=bool(draft.explain) and not self.owned,
-            adapter=draft.adapter,
-        )
-
     # what workers say
 
     def adopts(self, attempt: int, run: int) -> bool:
@@ -195,22 +145,12 @@ class ActiveJob:
             self.owned = self.admitted = True
 
     def take(self, frame: Frame) -> bool:
-        """False when something before this frame is missing: tokens, or what was said of the prompt.
-
-        A choice that the job has not is none of ours: ignored.
-        """
+        """Tokens, or what was said of the prompt. False when something before this frame is missing."""
         if self.cached_tokens is None:
             self.cached_tokens = frame.cached_tokens
         if frame.compute_s > self._computed:
             self._computed = frame.compute_s
-        if frame.choice == PROMPT:
-            return self.prompt.take(frame.index, frame.logprobs)
-        if not 0 <= frame.choice < len(self.choices):
-            return True
-        if self.prompt.wanted and not self.prompt.complete:
-            self.choices[frame.choice].hear_of(frame.index + len(frame.tokens))
-            return False
-        return self.choices[frame.choice].take(frame.index, frame.tokens, frame.finish, frame.logprobs)
+        return self.tokens.take(frame)
 
     def reach(self, event: Event) -> None:
         """Take the state of `event` if it lies ahead."""
@@ -238,16 +178,16 @@ class ActiveJob:
     @property
     def replay_targets(self) -> list[str]:
         """Who has what may be missing: the owner; while the prompt is, whoever computes or computed it."""
-        return [self.owner] if self.prompt.complete else sorted(set(self.processes.values()))
+        return [self.owner] if self.tokens.prompt.complete else sorted(set(self.processes.values()))
 
     def age(self, wall: float) -> float:
         """Seconds since it was made, at Unix time `wall`."""
-        return wall - self._stamp
+        return wall - self.stamp
 
     @property
     def queue_deadline(self) -> float:
         """Unix seconds."""
-        return self._stamp + self.draft.limits.queue_s
+        return self.stamp + self.draft.limits.queue_s
 
     @property
     def waits(self) -> bool:
@@ -262,53 +202,7 @@ class ActiveJob:
         end = self.over.result()
         return end is not None and end.alive
 
-    # tokens
-
-    @property
-    def complete(self) -> bool:
-        for choice in self.choices:  # noqa: SIM110 - looked at for every token, and `all` costs three times as much
-            if choice.finish is None:
-                return False
-        return True
-
-    def missing(self) -> tuple[Position, ...]:
-        """From where the owner has to repeat itself; of the prompt who computed it, which may have been somebody before."""
-        prompt = () if self.prompt.complete else (Position(choice=PROMPT, index=self.prompt.next),)
-        return prompt + tuple(
-            Position(choice=index, index=len(choice.tokens))
-            for index, choice in enumerate(self.choices)
-            if choice.behind or (self.final and choice.finish is None)
-        )
-
-    @property
-    def wanting(self) -> bool:
-        """The owner has said something that is not here."""
-        return (
-            self.ended
-            or self.prompt.behind
-            or any(choice.behind or (self.final and choice.finish is None) for choice in self.choices)
-        )
-
-    def expect(self, last: Iterable[tuple[int, int]]) -> None:
-        """The owner has sent tokens up to these (choice, index)."""
-        for index, token in last:
-            if 0 <= index < len(self.choices):
-                choice = self.choices[index]
-                choice.known = max(choice.known, token + 1)
-
-    def stop(self, choice: int) -> None:
-        """The client needs no more of this choice; the others go on."""
-        self.choices[choice].stop()
-        self.stopped.add(choice)
-
-    def received(self) -> int:
-        """Tokens, of all choices."""
-        return sum(len(choice.tokens) for choice in self.choices)
-
-    @property
-    def progress(self) -> int:
-        """Grows with everything that is received."""
-        return self.received() + len(self.prompt.logprobs)
+    # what it cost
 
     @property
     def compute_s(self) -> float:
@@ -319,11 +213,3 @@ class ActiveJob:
     def run_compute_s(self) -> float:
         """Of it, the current attempt's."""
         return self._computed
-
-    def unread(self) -> list[Delta]:
-        found = []
-        for index, choice in enumerate(self.choices):
-            news = choice.unread()
-            if news is not None:
-                found.append(Delta(index, *news))
-        return found

@@ -42,7 +42,7 @@ class Deadlines:
 
     def _first_token(self, job: ActiveJob) -> None:
         resumed = job.owned and job.attempt > 1
-        if not job.received() and not resumed:
+        if not job.tokens.received() and not resumed:
             self._close(job, DeadlineExceeded("No token was generated in time."))
 
     def _queue(self, job: ActiveJob) -> None:

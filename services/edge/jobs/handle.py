@@ -59,7 +59,7 @@ class JobHandle:
     @property
     def prompt_logprobs(self) -> Sequence[Logprob]:
         """Of the prompt's tokens from the second on, if the job asked for them: all are here before any token is handed out."""
-        return self._job.prompt.logprobs
+        return self._job.tokens.prompt.logprobs
 
     async def admitted(self) -> None:
         """As the function."""
@@ -71,9 +71,9 @@ class JobHandle:
         Raises the `HeadraceError` that ended the job, once every token received before it was handed out; `JobCancelled`.
         """
         while True:
-            if news := self._job.unread():
+            if news := self._job.tokens.unread():
                 return news
-            if self._job.complete:
+            if self._job.tokens.complete:
                 return []
             _raise_end(self._job)
             if not await self._job.mailbox.wait(timeout):
@@ -82,7 +82,7 @@ class JobHandle:
     @property
     def done(self) -> bool:
         """Every choice finished and was handed out."""
-        return self._job.complete and all(choice.reported for choice in self._job.choices)
+        return self._job.tokens.complete and all(choice.reported for choice in self._job.tokens.choices)
 
     def cancel(self) -> None:
         """Stop the compute; safe to call at any time, also after the end."""
@@ -94,5 +94,5 @@ class JobHandle:
 
 
 def _raise_end(job: ActiveJob) -> None:
-    if job.closed and not job.complete:
+    if job.closed and not job.tokens.complete:
         raise job.error or JobCancelled()

@@ -72,11 +72,11 @@ class Inbox:
             self._refuse(job, frame, control)
             return
         self._heard(job, frame.hop, word)
-        if frame.choice in job.stopped and frame.finish is None:
+        if frame.choice in job.tokens.stopped and frame.finish is None:
             self._strangers.refuse(frame.run, frame.job, control, frame.choice)
         elif job.take(frame):
             job.mailbox.wake()
-            if frame.finish is not None and job.complete:
+            if frame.finish is not None and job.tokens.complete:
                 job.end_attempt(None)
         else:
             self._recovery.ask(job)
@@ -92,8 +92,8 @@ class Inbox:
                 return  # somebody further on owns the run
             self._heard(job, event.hop, word)
             job.reach(event)
-            if event.state is State.FINISHED and not job.complete and not job.closed:
-                job.final = True
+            if event.state is State.FINISHED and not job.tokens.complete and not job.closed:
+                job.tokens.final = True
                 self._recovery.ask(job)
             elif event.state.terminal:
                 job.end_attempt(end_of(event))
@@ -131,12 +131,13 @@ class Inbox:
                 continue
             self._heard(job, entry.hop, word)
             if entry.hop == job.hop:
-                job.final = job.final or entry.state is State.FINISHED
-                job.ended = job.ended or entry.state.terminal
-                job.expect(entry.last)
+                tokens = job.tokens
+                tokens.final = tokens.final or entry.state is State.FINISHED
+                tokens.ended = tokens.ended or entry.state.terminal
+                tokens.expect(entry.last)
                 if digest.stalled and entry.state in COMPUTES:
                     self._vigil.stalled(job)
-                if job.wanting:
+                if tokens.wanting:
                     self._recovery.ask(job, self._timing.repeat_s)
 
     def _refuse(self, job: ActiveJob | None, record: Frame | Event | DigestEntry, control: str) -> None:

@@ -44,7 +44,7 @@ class Inherited:
         """`wall`: now, in Unix seconds."""
         stamp = wall - self.age
         job = ActiveJob(self.job, self.draft, edge, reply_to, stamp, detached=True, attempt=self.next_attempt - 1)
-        job.choices = [ChoiceTokens.kept(one.tokens, one.logprobs, one.finish) for one in self.choices]
+        job.tokens.choices = [ChoiceTokens.kept(one.tokens, one.logprobs, one.finish) for one in self.choices]
         job.owned, job.weights, job.deaths, job.cached_tokens = self.owned, self.weights, self.deaths, self.cached_tokens
         job.inherit(self.earlier_compute_s, self.run_compute_s)
         job.submitted = job.admitted = True

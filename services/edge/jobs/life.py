@@ -38,10 +38,10 @@ class JobLife:
         """
         router = ""
         while True:
-            received = job.progress
+            received = job.tokens.progress
             end = await (self._see_through(job) if begun else self._attempt(job, router))
             begun = False
-            if end is None or job.complete:  # what was still on its way may have completed it
+            if end is None or job.tokens.complete:  # what was still on its way may have completed it
                 return
             while not job.held():  # noqa: ASYNC110 - let go in a moment, or ours again
                 await asyncio.sleep(self._timing.repeat_s)
@@ -50,9 +50,9 @@ class JobLife:
             self._check(job, end)
             self._metrics.retries.add(1, {"reason": end.kind})
             router = self._another_router(job) if end.kind == "router_silent" else ""
-            if end.kind not in ("death", "router_silent") and job.progress == received:
+            if end.kind not in ("death", "router_silent") and job.tokens.progress == received:
                 await asyncio.sleep(self._random.uniform(*self._timing.pace_s))
-                if job.complete:
+                if job.tokens.complete:
                     return
             job.next_attempt()
 

@@ -27,21 +27,21 @@ class Recovery:
             return
         self._active.add(key)
         if delay:
-            asyncio.get_running_loop().call_later(delay, self._tick, job, job.attempt, job.progress, 0.0)
+            asyncio.get_running_loop().call_later(delay, self._tick, job, job.attempt, job.tokens.progress, 0.0)
         else:
-            self._tick(job, job.attempt, job.progress, 0.0)
+            self._tick(job, job.attempt, job.tokens.progress, 0.0)
 
     def _tick(self, job: ActiveJob, attempt: int, received: int, stalled: float) -> None:
-        if job.closed or job.attempt != attempt or job.over.done() or not job.wanting:
+        if job.closed or job.attempt != attempt or job.over.done() or not job.tokens.wanting:
             self._active.discard((job.id, attempt))
             return
-        if job.progress > received:
-            received, stalled = job.progress, 0.0
+        if job.tokens.progress > received:
+            received, stalled = job.tokens.progress, 0.0
         if stalled >= self._timing.stalled_s:
             self._active.discard((job.id, attempt))
             job.end_attempt(AttemptEnd("gap", InternalError("Tokens were lost and could not be computed again."), alive=True))
             return
-        self._wire.replay(job, job.missing())
+        self._wire.replay(job, job.tokens.missing())
         if self._wire.bus.steady_for() >= self._timing.settle_s:
             stalled += self._timing.repeat_s
         asyncio.get_running_loop().call_later(self._timing.repeat_s, self._tick, job, attempt, received, stalled)

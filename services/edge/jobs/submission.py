@@ -29,6 +29,7 @@ from services.bus.typed import ask
 from services.bus.work_queue import Put, WorkQueue
 from services.edge.jobs.active import ActiveJob, AttemptEnd
 from services.edge.jobs.explained import told
+from services.edge.jobs.message import job_message
 from services.edge.jobs.models import ModelBoard
 from services.edge.jobs.timing import Timing
 from services.edge.jobs.wire import Wire
@@ -51,7 +52,7 @@ class Submission:
         """Submit the current attempt, to `router` or to whichever comes first. None: somebody has it now."""
         subjects = self._wire.subjects
         subject = subjects.router_submit(router) if router else subjects.submit(job.draft.model)
-        message = job.message()
+        message = job_message(job)
         job.submitted = True
         try:
             answer: SubmitAnswer = await ask(self._wire.bus, subject, message, SubmitAnswer, timeout=self._timing.submit_s)
@@ -84,7 +85,7 @@ class Submission:
     async def put_again(self, job: ActiveJob) -> bool:
         """A job that waits, into a queue that may have lost it. False when the queue cannot be reached, or is full."""
         try:
-            return await self._put(job, self._wire.bus.dialect.encode(job.message())) is not Put.FULL
+            return await self._put(job, self._wire.bus.dialect.encode(job_message(job))) is not Put.FULL
         except HeadraceError as error:
             _log.info("the queue cannot be reached: %s", error.message)
             return False

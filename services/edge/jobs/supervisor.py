@@ -189,7 +189,7 @@ class Supervisor:
         self._give_up(job)
 
     async def _go_on(self, job: ActiveJob) -> None:
-        if not job.complete:
+        if not job.tokens.complete:
             await self._life.run(job, begun=await self._rejoin.run(job))
 
     def refuse_quarantined(self, draft: Draft) -> None:
@@ -212,15 +212,15 @@ class Supervisor:
             self._close(job, InternalError("Internal error."))
 
     def _give_up(self, job: ActiveJob) -> None:
-        if not job.complete:
+        if not job.tokens.complete:
             self._close(job, None)
 
     def _stop(self, job: ActiveJob, choice: int) -> None:
         """Said once here, and again by `Strangers` for as long as the choice goes on."""
-        if not job.closed and job.choices[choice].finish is None:
-            job.stop(choice)
+        if not job.closed and job.tokens.choices[choice].finish is None:
+            job.tokens.stop(choice)
             self._wire.cancel_owners(job, (choice,))
-            if job.complete:
+            if job.tokens.complete:
                 self._close(job, None)
 
     def _close(self, job: ActiveJob, error: HeadraceError | None) -> None:
@@ -230,7 +230,7 @@ class Supervisor:
         job.error = error
         job.mailbox.wake()
         self._ends.pop(job.id)()
-        if job.may_compute and not job.complete:
+        if job.may_compute and not job.tokens.complete:
             job.await_confirmation()
             self._spawn(self._cancel(job))
         else:

@@ -57,10 +57,9 @@ class Wire:
 
         Raises `NoResponders`, `RequestTimeout`, `Disconnected`, `UnreadableMessage`.
         """
-        positions = tuple(
-            Position(choice=index, index=len(choice.tokens)) for index, choice in enumerate(job.choices) if choice.finish is None
+        message = Control(
+            run=0, job=job.id, verb=Verb.ATTACH, positions=job.tokens.unfinished(), reply_to=self.reply_to, edge=self.bus.process
         )
-        message = Control(run=0, job=job.id, verb=Verb.ATTACH, positions=positions, reply_to=self.reply_to, edge=self.bus.process)
         return await ask(self.bus, self.subjects.attach(job.id), message, Digest, timeout=timeout)
 
     def cancel_job(self, job: ActiveJob) -> None:

@@ -127,7 +127,7 @@ async def test_a_dead_edges_job_goes_on_where_it_is(edges: Pair) -> None:
     await edges.first.kill()
     owner.go_on(5)  # nobody hears
     await until(lambda: len(edges.second.detached) == 1)
-    await until(lambda: edges.second.supervisor._jobs[job].received() == 8)
+    await until(lambda: edges.second.supervisor._jobs[job].tokens.received() == 8)
     owner.go_on(2, FinishReason.STOP)
     assert await read_all(reader) == (owner.tokens(), FinishReason.STOP)
     assert not owner.cancels
@@ -212,7 +212,7 @@ async def test_a_leftover_of_an_earlier_attempt_is_stopped_not_adopted(edges: Pa
 async def test_an_edge_that_leaves_hands_over_at_once(edges: Pair) -> None:
     job, owner = await begun(edges)
     owner.go_on(2)
-    await until(lambda: edges.first.supervisor._jobs[job].received() == 5)
+    await until(lambda: edges.first.supervisor._jobs[job].tokens.received() == 5)
     await edges.first.detached.close()
     assert (await edges.row(job)).edge in (EDGE, SECOND)
     await until(lambda: len(edges.second.detached) == 1)

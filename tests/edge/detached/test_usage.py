@@ -137,7 +137,7 @@ async def test_it_is_cancelled(edges: Pair) -> None:
 async def test_it_is_deleted(edges: Pair) -> None:
     job, owner = await begun(edges, bill=BILL)
     owner.go_on(4)
-    await until(lambda: edges.first.supervisor._jobs[job].received() == 7)
+    await until(lambda: edges.first.supervisor._jobs[job].tokens.received() == 7)
     await edges.first.detached.delete(job, TENANT)
     await until(lambda: owner.cancels)
     await assert_booked(edges, job, 7)

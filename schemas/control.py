@@ -25,7 +25,8 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Control(Message, frozen=True, omit_defaults=True, kw_only=True):
-    """cancel: `choices` (None = all). replay, attach: `positions`. attach: also `reply_to` and `edge`.
+    """cancel: `choices` (None = all); `by_operator`: the run's last event says so, and no edge resumes the job. replay, attach:
+    `positions`. attach: also `reply_to` and `edge`.
 
     An attach with `reply_to` sends the run's records there from now on; without it, its edge says that it still holds the job.
     On `hr.job.<job>` the asker need not know the run: 0. The owner answers with a `Digest` of that one run.
@@ -38,6 +39,7 @@ class Control(Message, frozen=True, omit_defaults=True, kw_only=True):
     positions: tuple[Position, ...] = ()
     reply_to: str = ""
     edge: str = ""
+    by_operator: bool = False
 
     def __post_init__(self) -> None:
         require(not self.reply_to or is_subject(self.reply_to), "reply_to is not a subject")

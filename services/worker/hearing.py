@@ -32,6 +32,8 @@ class Hearing:
         match control.verb:
             case Verb.CANCEL if run is not None and control.choices is not None:
                 worker.stop_choices(run, control.choices)
+            case Verb.CANCEL if run is not None and control.by_operator:
+                worker.drop_by_operator(run)
             case Verb.CANCEL if run is not None:
                 worker.drop(run)
             case Verb.CANCEL:

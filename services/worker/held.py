@@ -5,10 +5,11 @@ Owns nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from schemas.admin import CancelAnswer, HeldJob
 from schemas.errors import NotFound
-from schemas.lifecycle import State
-from schemas.reply import BY_OPERATOR, Frames, by_operator
+from schemas.reply import Frames, by_operator
 from services.bus.typed import send
 from services.worker.runs import Run
 from services.worker.worker import Worker
@@ -31,12 +32,18 @@ class Held:
         if not runs:
             raise NotFound(f"There is no job {job[:64]!r} here.")
         for run in runs:
-            self._worker.drop(run, State.CANCELLED, BY_OPERATOR)
-            run.ending = (State.CANCELLED, BY_OPERATOR)  # also of one that was to go on elsewhere
-        bus, told = self._worker.bus, by_operator(job)
-        for reply_to in {run.job.reply_to for run in runs}:
-            send(bus, reply_to, Frames(process=bus.process, events=(told,)))
+            self._worker.drop_by_operator(run)
+        bus, event = self._worker.bus, by_operator(job)
+        for reply_to in sorted(self._edges(runs)):
+            send(bus, reply_to, Frames(process=bus.process, events=(event,)))
         return CancelAnswer(job=job)
+
+    def _edges(self, runs: Sequence[Run]) -> set[str]:
+        """Where these jobs' edges listen. The edge of a detached job may be dead, and any other may have taken the job over."""
+        edges = {run.job.reply_to for run in runs}
+        if any(run.job.detached for run in runs):
+            edges.update(map(self._worker.subjects.reply, self._worker.edges.alive()))
+        return edges
 
 
 def _row(worker: Worker, run: Run) -> HeldJob:

@@ -17,7 +17,7 @@ from schemas.errors import BusError, JobFailed
 from schemas.job import Job, Tier
 from schemas.lifecycle import State
 from schemas.placement import Accept, Refuse
-from schemas.reply import OWNED, Event
+from schemas.reply import BY_OPERATOR, OWNED, Event
 from schemas.state import Role
 from schemas.subjects import Subjects
 from services.bus.interface import Bus
@@ -162,6 +162,11 @@ class Worker:
             run.ending = (state, reason)
             run.stop()
 
+    def drop_by_operator(self, run: Run) -> None:
+        """An operator ends the run, also one that was to go on elsewhere: the job goes on nowhere."""
+        self.drop(run)
+        run.ending = (State.CANCELLED, BY_OPERATOR)
+
     def on_step(self, report: StepReport) -> None:
         """What one engine step did, as the engine reports it."""
         for scored in report.prompts:
@@ -205,8 +210,9 @@ class Worker:
         self.engine.cancel(run.id, choices)
 
     def cancel_at(self, process: str, run: Run) -> None:
-        """Tell another process to drop a run."""
-        self.tell(process, Control(run=run.id, job=run.job.job, verb=Verb.CANCEL))
+        """Tell another process to drop a run, for the reason for which it is dropped here."""
+        by_operator = run.ending[1] == BY_OPERATOR
+        self.tell(process, Control(run=run.id, job=run.job.job, verb=Verb.CANCEL, by_operator=by_operator))
 
     def tell(self, process: str, control: Control) -> None:
         """Say something to another process; a cancel that is lost is repeated by its edge."""

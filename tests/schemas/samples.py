@@ -164,7 +164,14 @@ def every() -> list[Message]:
             continued=True,
         ),
         Control(
-            run=RUN, job=JOB, verb=Verb.REPLAY, choices=(1,), positions=(Position(choice=1, index=4),), reply_to="r", edge=EDGE
+            run=RUN,
+            job=JOB,
+            verb=Verb.REPLAY,
+            choices=(1,),
+            positions=(Position(choice=1, index=4),),
+            reply_to="r",
+            edge=EDGE,
+            by_operator=True,
         ),
         CancelJob(job=JOB, attempt=1, model="m", tier="paid", lane=3, remember_s=30.0),
         CancelAck(router="r1", job=JOB, purged=True),

@@ -97,7 +97,7 @@ class ReachedStore:
 
         return await self._do(work)
 
-    async def ask_cancel(self, job: str, tenant: str) -> bool:
+    async def ask_cancel(self, job: str, tenant: str | None) -> bool:
         def work() -> bool:
             row = self._rows.rows.get(job)
             if row is None or row.state is not JobState.RUNNING:

@@ -35,6 +35,8 @@ from services.telemetry import names
 from services.telemetry.logs import AtMost, fields
 from services.telemetry.metrics import Metrics
 
+_ASKS = 60
+"""How often a database that cannot be used is told of a cancel before that is given up."""
 _log = logging.getLogger("headrace.edge")
 
 
@@ -75,6 +77,7 @@ class DetachedJobs:
         self._refusals = Refusals(metrics, clock)
         self._subscription: Subscription | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._ending: set[asyncio.Task[None]] = set()
         self._may_log = AtMost(clock.monotonic, 10.0)
         self._ready = False
         metrics.gauge(names.DETACHED_JOBS, lambda: float(len(self._keeper)))
@@ -103,13 +106,15 @@ class DetachedJobs:
         self._subscription = await listen(
             self._bus, self._subjects.dead_any(), Death, self._adoption.on_death, refusals=self._refusals
         )
+        self._supervisor.held.on_unheld = self._end_unheld
         self._tasks = [asyncio.create_task(self._run())]
 
     async def close(self) -> None:
         """Leave every job to other edges. No job is cancelled."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._ending]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._keeper.hand_over()
         if self._subscription is not None:
             await self._subscription.unsubscribe()
@@ -210,6 +215,22 @@ class DetachedJobs:
             _log.exception("detached jobs are left to other edges")
             self._ready = False
             self._keeper.abandon()
+
+    def _end_unheld(self, job: str) -> None:
+        """An operator ended a job that may have no edge just now: who adopts it finds that in its row."""
+        task = asyncio.create_task(self._ask_cancel(job))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _ask_cancel(self, job: str) -> None:
+        for _ in range(_ASKS):
+            try:
+                await self._store.ask_cancel(job, None)
+                return
+            except StoreUnavailable:
+                self._metrics.store_failures.add(1, {"operation": "cancel"})
+            await asyncio.sleep(self._timing.adopt_s)
+        _log.warning("an operator's cancel could not be written", extra=fields(job=job))
 
     async def _make_ready(self) -> None:
         self._ready = False

@@ -28,6 +28,8 @@ class Held:
         self._close = close
         self._edge = edge
         self._clock = clock
+        self.on_unheld: Callable[[str], object] = _not_ours
+        """Called with a job that is not here and that an operator ended."""
 
     def jobs(self) -> list[HeldJob]:
         """Those whose compute may not have ended."""
@@ -40,6 +42,14 @@ class Held:
             raise NotFound(f"There is no job {name[:64]!r} here.")
         self.end(job)
         return CancelAnswer(job=name)
+
+    def ended(self, name: str) -> None:
+        """An operator ended it, at another process."""
+        job = self._jobs.get(name)
+        if job is None:
+            self.on_unheld(name)
+        else:
+            self.end(job)
 
     def end(self, job: ActiveJob) -> None:
         """What is detached ends as its caller's own cancel does: that is how its readers are told."""
@@ -62,3 +72,7 @@ class Held:
             worker=job.in_charge,
             edge=self._edge,
         )
+
+
+def _not_ours(_: str) -> None:
+    """Some other edge's."""

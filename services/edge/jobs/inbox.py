@@ -27,7 +27,7 @@ COMPUTES = frozenset({State.PREFILLING, State.DECODING})
 
 
 class Inbox:
-    """`end` is called with a job that an operator ended elsewhere."""
+    """`ended` is called with the name of a job that an operator ended elsewhere."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Inbox:
         peers: Peers,
         vigil: Vigil,
         timing: Timing,
-        end: Callable[[ActiveJob], object],
+        ended: Callable[[str], object],
     ) -> None:
         self._jobs = jobs
         self._wire = wire
@@ -49,7 +49,7 @@ class Inbox:
         self._peers = peers
         self._vigil = vigil
         self._timing = timing
-        self._end = end
+        self._ended = ended
 
     def on_reply(self, reply: Frames | Digest, msg: Msg) -> None:
         if type(reply) is Digest:
@@ -83,8 +83,8 @@ class Inbox:
 
     def _event(self, event: Event, word: Word, control: str) -> None:
         job = self._jobs.get(event.job)
-        if job is not None and event.state is State.CANCELLED and event.reason == BY_OPERATOR:
-            self._end(job)
+        if event.state is State.CANCELLED and event.reason == BY_OPERATOR and (job is not None or not event.run):
+            self._ended(event.job)
         if event.hop == 0:
             self._router_event(event, job)
         elif job is not None and job.adopts(event.attempt, event.run):

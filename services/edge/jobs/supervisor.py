@@ -86,7 +86,7 @@ class Supervisor:
         self._requeue = Requeue(self._jobs, submission, self.models, bus)
         self._vigil = Vigil(self._jobs, peers, bus, clock, self._timing)
         self._inbox = Inbox(
-            self._jobs, self._wire, strangers, recovery, self.models, peers, self._vigil, self._timing, self.held.end
+            self._jobs, self._wire, strangers, recovery, self.models, peers, self._vigil, self._timing, self.held.ended
         )
         self._rejoin = Rejoin(self._wire, self._inbox, self._canceller, self._timing)
         self._tasks: set[asyncio.Task[None]] = set()

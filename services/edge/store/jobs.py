@@ -66,8 +66,8 @@ class JobStore(Protocol):
 
     async def read(self, job: str, positions: Positions) -> Progress | None: ...
 
-    async def ask_cancel(self, job: str, tenant: str) -> bool:
-        """Its holder will hear of it. False: there is no such running job."""
+    async def ask_cancel(self, job: str, tenant: str | None) -> bool:
+        """Its holder will hear of it, or who adopts it next. `tenant` None: anybody's. False: there is no such running job."""
         ...
 
     async def delete(self, job: str, tenant: str, *, booked: bool = True) -> bool:
@@ -145,8 +145,9 @@ class SqlJobStore:
             chunks = await _chunks(connection, job, positions)
         return Progress(JobState(row.state), chunks, row.cached_tokens, row.compute_s, row.error_code, row.error)
 
-    async def ask_cancel(self, job: str, tenant: str) -> bool:
-        return await self._one(sa.update(jobs).where(_is(job, tenant), jobs.c.state == JobState.RUNNING).values(cancel=True))
+    async def ask_cancel(self, job: str, tenant: str | None) -> bool:
+        which = jobs.c.job == job if tenant is None else _is(job, tenant)
+        return await self._one(sa.update(jobs).where(which, jobs.c.state == JobState.RUNNING).values(cancel=True))
 
     async def delete(self, job: str, tenant: str, *, booked: bool = True) -> bool:
         async with self._database.write() as connection:

@@ -358,6 +358,18 @@ async def test_a_cancel_waits_for_who_adopts_it(edges: Pair) -> None:
         await read_all(reader)
 
 
+@pytest.mark.parametrize("dead", [False, True])
+async def test_an_operators_cancel_waits_for_who_holds_the_job(edges: Pair, dead: bool) -> None:
+    """It is heard by an edge that has not got the job, or not yet."""
+    job, owner = await begun(edges)
+    if dead:
+        await edges.first.kill()
+    await _by_an_operator_of_a_router(edges, job)
+    await until(lambda: owner.cancels)
+    await state_is(edges, job, JobState.CANCELLED)
+    assert len(edges.cluster.jobs) == 1, "nothing is resumed"
+
+
 async def _by_an_operator(edges: Pair, job: str) -> None:
     edges.second.supervisor.held.cancel(job)
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from schemas.identity import is_process, process_name
-from services.cli import main as command_line
+from services.cli.arguments import parser
 from services.cli.failure import CommandError
-from services.cli.main import main, parser
+from services.cli.given import process_of, settings_of
+from services.cli.main import main
 
 
 @pytest.fixture(autouse=True)
@@ -77,9 +78,9 @@ def test_a_missing_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None
 def test_models_of_the_command_line_count_more_than_all_others(tmp_path: Path) -> None:
     (tmp_path / "headrace.toml").write_text('model = "a"\nmodels = ["a", "b"]\n')
     os.environ |= {"HEADRACE_CONFIG": str(tmp_path / "headrace.toml"), "HEADRACE_MODEL": "b"}
-    told = command_line._settings(parser().parse_args(["up", "--model", "c", "--model", "/folder/of/d"]))
+    told = settings_of(parser().parse_args(["up", "--model", "c", "--model", "/folder/of/d"]))
     assert (told.model, told.served) == ("c", ("c", "/folder/of/d"))
-    assert command_line._settings(parser().parse_args(["up", "--model", "e"])).served == ("e",)
+    assert settings_of(parser().parse_args(["up", "--model", "e"])).served == ("e",)
 
 
 def test_a_selection_that_cannot_be_kept_to_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,8 +112,8 @@ def test_wrong_arguments_are_a_usage(arguments: list[str], capsys: pytest.Captur
 
 def test_a_process_keeps_the_id_it_was_given_or_gets_one() -> None:
     given = parser().parse_args(["router", "--name", "r1", "--id", "r1-0k3v9x00abcde"])
-    assert command_line._process(given) == "r1-0k3v9x00abcde"
-    made = command_line._process(parser().parse_args(["router", "--name", "r1"]))
+    assert process_of(given) == "r1-0k3v9x00abcde"
+    made = process_of(parser().parse_args(["router", "--name", "r1"]))
     assert is_process(made)
     assert process_name(made) == "r1"
 
@@ -120,7 +121,7 @@ def test_a_process_keeps_the_id_it_was_given_or_gets_one() -> None:
 @pytest.mark.parametrize("arguments", [["router", "--name", "R 1"], ["edge", "--id", "e1"]])
 def test_a_bad_name_or_id(arguments: list[str]) -> None:
     with pytest.raises(CommandError):
-        command_line._process(parser().parse_args(arguments))
+        process_of(parser().parse_args(arguments))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from services.cli.main import parser
+from services.cli.arguments import parser
 from services.settings.settings import Settings
 from tests.infra.dockerfile import Dockerfile, Instruction, Stage, read
 from tests.infra.requirements import EXTRAS, PROJECT, ROOT, closure, contradictions, wrong_python

@@ -79,6 +79,22 @@ async def test_other_shapes_give_the_same_tokens(scripted_stack: StartScripted, 
     assert [answer["choices"] for answer in got] == [answer["choices"] for answer in expected]
 
 
+async def test_stops_over_a_handoff_are_those_of_one_engine(scripted_stack: StartScripted) -> None:
+    """Case 7: every (stop, stream) gives the same bytes through prefill, handoff and decode as in a single process."""
+    alone, apart = scripted_stack("--both", "1"), scripted_stack()
+    text = (await chat(alone, "stop me", max_tokens=40, ignore_eos=True))["choices"][0]["message"]["content"]
+    stops = [text[at : at + length] for at in (0, 1, len(text) // 2, len(text) - 4) for length in (1, 2, 4)]
+    for stop in [*stops, "never said"]:
+        for keep in (False, True):
+            fields = {"max_tokens": 40, "ignore_eos": True, "stop": [stop], "include_stop_str_in_output": keep}
+            whole = [(await chat(up, "stop me", **fields))["choices"][0] for up in (alone, apart)]
+            cut = text.partition(stop)
+            assert whole[0] == whole[1]
+            assert whole[0]["message"]["content"] == cut[0] + (cut[1] if keep else "")
+            assert whole[0]["finish_reason"] == ("stop" if cut[1] else "length")
+            assert [await streamed(up, "stop me", **fields) for up in (alone, apart)] == [whole[0]["message"]["content"]] * 2
+
+
 async def test_sixteen_chats_at_once_get_the_tokens_they_get_alone(scripted_stack: StartScripted) -> None:
     up = scripted_stack()
     prompts = [f"chat {number} " + "y" * (3 * number) for number in range(16)]

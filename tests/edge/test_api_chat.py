@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from schemas.errors import InternalError, JobFailed, Overloaded, PayloadTooLarge
 from schemas.job import unpack_ids
 from schemas.reply import FinishReason
+from schemas.state import Capabilities
+from services.edge.jobs.draft import Delta
 from tests.edge.fakes import CONTEXT, MODEL, Api, Script, says
 from tests.edge.sse import read_stream
 from tests.text.tiny import byte_ids, tiny_prompts
@@ -67,12 +69,31 @@ async def test_stream_headers() -> None:
 
 
 async def test_usage_only_when_asked_for() -> None:
+    """Case 17: unasked no chunk lacks choices; asked for it is the last chunk, and the others say null. It is billed anyway."""
     api = Api()
     for options in (None, {}, {"include_usage": False}, {"include_usage": None}):
         read = read_stream((await api.post(stream=True, stream_options=options)).content)
-        assert all(chunk["choices"] for chunk in read.chunks)
-    read_stream((await api.post(stream=True, stream_options={"include_usage": True})).content, usage=True)
+        assert all(chunk["choices"] and "usage" not in chunk for chunk in read.chunks)
+    *chunks, last = read_stream((await api.post(stream=True, stream_options={"include_usage": True})).content, usage=True).chunks
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 5)
+    assert all(chunk["choices"] and chunk["usage"] is None for chunk in chunks)
     assert (await api.post(stream_options={"include_usage": True})).status_code == 200
+    assert await api.budgets.flush()
+    assert [entry.used.completion_tokens for entry in api.usage.entries.values()] == [5] * 6
+
+
+async def test_a_finish_is_null_until_the_end_and_the_role_comes_once() -> None:
+    """Case 13: of each choice."""
+    api = Api()
+    api.jobs.capabilities = Capabilities(seed=True, n=True)
+    steps = [[Delta(0, byte_ids("a")), Delta(1, byte_ids("b"))], [Delta(1, byte_ids("c"))]]
+    ends = [[Delta(1, [], FinishReason.STOP)], [Delta(0, byte_ids("d"), FinishReason.LENGTH)]]
+    api.jobs.default = Script([], None, deltas=[*steps, *ends])
+    chunks = read_stream((await api.post(stream=True, n=2)).content).chunks
+    for index, finish in ((0, "length"), (1, "stop")):
+        choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+        assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + [finish]
+        assert ["role" in choice["delta"] for choice in choices] == [True] + [False] * (len(choices) - 1)
 
 
 async def test_a_character_split_over_tokens() -> None:

@@ -76,6 +76,7 @@ MALFORMED: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("given", "param"), MALFORMED)
 @pytest.mark.parametrize("stream", [True, False])
 async def test_what_is_refused_before_anything_is_sent(api: Api, given: Any, param: str, stream: bool) -> None:
+    """Case 31."""
     answer = await api.post(response_format=given, stream=stream)
     assert answer.status_code == 400
     error = answer.json()["error"]

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from schemas.errors import DeadlineExceeded
 from schemas.job import unpack_ids
 from schemas.reply import FinishReason
 from schemas.state import Capabilities
 from services.text.grammar import KINDS
 from tests.edge.fakes import Api, says
-from tests.edge.sse import events
+from tests.edge.sse import events, read_stream
 from tests.text.tiny import tiny_tokenizer
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
@@ -111,6 +112,22 @@ async def test_one_call_only(api: Api) -> None:
     assert len(choice["message"]["tool_calls"]) == 1
     assert choice["finish_reason"] == "tool_calls"
     assert all(handle.cancelled.is_set() for handle in api.jobs.handles)
+
+
+async def test_an_engine_that_never_says_that_it_has_finished(api: Api) -> None:
+    """Case 14: the finish comes with the last call that was allowed; where more may follow, an error does, when time is up."""
+    for fields, finish in (({"parallel_tool_calls": False}, "tool_calls"), ({"tool_choice": NAMED}, "stop")):
+        api.jobs.default = says(*CALL, finish=None)
+        streamed = await api.post(stream=True, stream_options={"include_usage": True}, tools=[WEATHER], **fields)
+        read = read_stream(streamed.content, usage=True)
+        assert (read.finish, len(read.choices[0].calls)) == (finish, 1)
+    late = says(*CALL, finish=None)
+    late.error = DeadlineExceeded("The request did not finish in time.")
+    api.jobs.default = late
+    read = read_stream((await api.post(stream=True, tools=[WEATHER], tool_choice="auto")).content)
+    assert read.error is not None
+    assert [call["function"]["name"] for call in read.choices[0].calls] == ["weather"]
+    assert (await api.post(tools=[WEATHER])).status_code == 504
 
 
 async def test_a_function_named_by_the_caller_finishes_with_stop(api: Api) -> None:

@@ -116,6 +116,7 @@ def test_a_broken_place_fails_its_own_row_only() -> None:
 
 
 def test_log_probabilities_are_the_models_own_and_finite() -> None:
+    """Case 30: also of tokens that the grammar forbids."""
     constrained = draw(after(grammar("a+"), []), 0, logprobs=5)
     free = sample(row(0)[None], [Draw(Sampling(seed=1, max_tokens=1, logprobs=5), 0, 0)])[0]
     assert isinstance(free, Sampled)

@@ -19,7 +19,7 @@ from schemas.errors import ContextLengthExceeded, HeadraceError, ModelChanged, M
 from schemas.placement import CachedBlocks
 from schemas.state import Role
 from services.router.placement_request import Request
-from services.router.placement_survey import COST, HOST_LOAD, TIE, TIE_LOAD, TIE_S, Candidates, Survey, gain, survey, wait_s
+from services.router.placement_survey import COST, TIE, TIE_LOAD, TIE_S, Candidates, Survey, beside, gain, survey, wait_s
 from services.router.placement_workers import Entry, Pool, Worker
 
 RETRY_LOADING_S = 5.0
@@ -98,13 +98,13 @@ def place(pools: Collection[Pool], request: Request, now: float, random: Random,
         return Impossible(ModelChanged("The model was replaced while this request was running."))
     if request.suspect:
         same = [_first(pool, request) for pool in same]
-    usable = [found for found in (survey(pool, request, now, without, nearest=True) for pool in same) if found.usable]
+    usable = [found for found in (survey(pool, request, now, without, random) for pool in same) if found.usable]
     if not usable:
         return NoCredit("no_pair")
     fitting = [found for found in usable if found.fits]
     if not fitting:
         return Impossible(ContextLengthExceeded(f"{request.tokens} tokens are more than this model can take.", param="messages"))
-    ways = [way for found in fitting for way in _ways(found, request, now, random)]
+    ways = [way for found in fitting for way in _ways(found, request, now, without, random)]
     if not ways:
         return NoCredit("no_credit")
     cost, decision = min(ways, key=lambda way: way[0])
@@ -117,12 +117,12 @@ def place(pools: Collection[Pool], request: Request, now: float, random: Random,
 _Way = tuple[float, Pair | Local]
 
 
-def _ways(found: Survey, request: Request, now: float, random: Random) -> list[_Way]:
+def _ways(found: Survey, request: Request, now: float, without: Set[str], random: Random) -> list[_Way]:
     """The best pair and the best worker alone of one pool, each with its predicted time to the first token."""
     ways: list[_Way] = []
     if found.prefill and found.decode:
         cost, first = _draw(found.prefill, TIE_S, TIE, random)
-        load, then = _draw(_near(first, found.decode), TIE_LOAD, 0.0, random)
+        load, then = _draw(beside(found, request, first, without), TIE_LOAD, 0.0, random)
         fetch = CachedBlocks(process=found.lender, blocks=found.lent) if gain(found, request, first) > 0 else None
         uncached = request.uncached(found.lender if fetch else first.process, found.pool.block_tokens)
         why = _why(cost, uncached, load, len(found.prefill) + len(found.decode), found, wait_s(first, request, now), then)
@@ -140,13 +140,6 @@ def _ways(found: Survey, request: Request, now: float, random: Random) -> list[_
 def _why(cost: float, uncached: int, load: float, ready: int, found: Survey, wait: float, decode: Worker) -> Why:
     kv = 1 - (decode.kv_blocks - found.room) / decode.kv_total
     return Why(cost, uncached, load, ready, found.refused, wait, kv, decode.running > 0)
-
-
-def _near(first: Worker, decode: Candidates) -> Candidates:
-    """`decode` with those on the host of `first` preferred when they are close."""
-    if not first.host:
-        return decode
-    return [(load - HOST_LOAD if worker.host == first.host else load, worker) for load, worker in decode]
 
 
 def _draw(candidates: Candidates, absolute: float, relative: float, random: Random) -> tuple[float, Worker]:

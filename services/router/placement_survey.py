@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from operator import itemgetter
+from random import Random
 
 from schemas.state import Role
 from services.router.placement_request import Request
-from services.router.placement_workers import Entry, Pool, Worker
+from services.router.placement_workers import Entry, Pool, Worker, by_load, turned
 
 FETCH_S = 0.02
 """What a fetch of cached blocks costs beyond its tokens: an offer, a connection."""
@@ -34,7 +35,8 @@ HOST_LOAD = 0.1
 """How much fuller a decode worker on prefill's host may be: its blocks do not cross a network."""
 ROUNDING = 1e-9
 """Of bounds, which are computed in another order than costs."""
-NEAR_LOAD = TIE_LOAD + ROUNDING
+MANY = 16
+"""More decode workers that are near-ties are not all looked at: it would cost more, and one of them is as good as another."""
 NEVER = float("inf")
 
 Candidates = list[tuple[float, Worker]]
@@ -66,19 +68,24 @@ class Survey:
     lent: int = 0
 
 
-def survey(pool: Pool, request: Request, now: float, without: Set[str], *, nearest: bool = False) -> Survey:
+def survey(pool: Pool, request: Request, now: float, without: Set[str], random: Random | None = None) -> Survey:
     """What `pool` offers `request` at `now`, without the processes `without`.
 
-    `nearest`: only what may be chosen, and what is counted is counted of those that were looked at. The same is decided.
+    With `random` only what may be chosen, and what is counted is counted of those that were looked at. The same is decided, but
+    that of many decode workers that are near-ties it looks at `MANY`, drawn at random.
     """
+    nearest = random is not None
     found = Survey(pool, request.room(pool.block_tokens, to_end=pool.to_end), _least_s(pool, request))
     if request.hits:
         _lend(found, request)
     prefill, decode, both = (pool.well(role, request.urgent) for role in (Role.PREFILL, Role.DECODE, Role.BOTH))
     prefill_fits = _prefill(found, prefill, request, now, without, nearest)
-    decode_fits = _decode(found, decode, request, without, nearest)
+    enough = len(decode)
+    if random is not None and enough > MANY and found.room <= TIE_LOAD * decode[0][-1].kv_total:
+        decode, enough = turned(decode, TIE_LOAD, random), MANY
+    decode_fits = _decode(found, decode, request, without, nearest, enough)
     if prefill:
-        _tail(found, decode, request, now, without, nearest)
+        _tail(found, decode, request, now, without, nearest, enough)
     if not found.decode:
         found.soon = NEVER  # a prefill without a decode is nothing to wait for
     alone_fits = _alone(found, both, request, now, without, nearest)
@@ -87,6 +94,23 @@ def survey(pool: Pool, request: Request, now: float, without: Set[str], *, neare
     found.usable = bool(both or decode)
     found.fits = alone_fits or (prefill_fits and decode_fits) or bool(found.tail)
     return found
+
+
+def beside(found: Survey, request: Request, first: Worker, without: Set[str]) -> Candidates:
+    """Who may go on after `first`: those on its host are preferred when they are close, looked at before or not."""
+    if not first.host or not found.decode:
+        return found.decode
+    degraded = found.decode[0][1].degraded  # nobody is better
+    here = [
+        (_load(found, request, worker, by_load(worker)) - HOST_LOAD, worker)
+        for worker in found.pool.decode_on(first.host)
+        if not worker.draining
+        and worker.degraded == degraded
+        and worker.process not in without
+        and _holds(found, request, worker)
+        and has_decode_credit(worker, found.room)
+    ]
+    return here + [way for way in found.decode if way[1].host != first.host]
 
 
 def gain(found: Survey, request: Request, worker: Worker) -> float:
@@ -158,54 +182,62 @@ def _prefill(found: Survey, workers: Sequence[Entry], request: Request, now: flo
     return fits
 
 
-def _decode(found: Survey, workers: Sequence[Entry], request: Request, without: Set[str], nearest: bool) -> bool:
-    """Fills `decode`. Whether one that was looked at is large enough."""
-    tokens, hits, room = request.tokens, request.hits, found.room
-    hosts = {worker.host for _, worker in found.prefill} - {""}
-    fits, tie, limit = False, NEVER, NEVER
+def _decode(found: Survey, workers: Sequence[Entry], request: Request, without: Set[str], nearest: bool, enough: int) -> bool:
+    """Fills `decode`, with no more than are `enough`. Whether one that was looked at is large enough."""
+    fits, tie = False, NEVER
     for _, least, process, worker in workers:
-        if least > tie:
-            if least > limit:
-                break
-            if worker.host not in hosts:
-                continue  # one so full may be chosen on a host of prefill only
-        if tokens >= worker.context_length or room > worker.kv_total:
+        if least > tie or len(found.decode) >= enough:
+            break
+        if not _holds(found, request, worker):
             continue
         fits = True
-        free = worker.kv_blocks
-        # `has_decode_credit`, written out: when everybody is a near-tie this loop is most of a decision.
-        if free < room or worker.decode_slots < 1 or process in without:
+        if process in without or not has_decode_credit(worker, found.room):
             found.refused += 1
             continue
-        load = 1 - (free - room + hits.get(process, 0)) / worker.kv_total
-        if load < least:
-            load = least  # its batch is fuller
+        load = _load(found, request, worker, least)
         found.decode.append((load, worker))
-        if nearest and load + NEAR_LOAD < tie:
-            tie = load + NEAR_LOAD
-            limit = tie + HOST_LOAD if hosts else tie
+        if nearest:
+            tie = min(tie, load + TIE_LOAD + ROUNDING)
     return fits
 
 
-def _tail(found: Survey, workers: Sequence[Entry], request: Request, now: float, without: Set[str], nearest: bool) -> None:
-    """Fills `tail`: of those that have most of the prompt, and all when it is short, who is faster than prefill."""
+def _holds(found: Survey, request: Request, worker: Worker) -> bool:
+    """Whether a decode worker that is empty has room for it."""
+    return request.tokens < worker.context_length and found.room <= worker.kv_total
+
+
+def _load(found: Survey, request: Request, worker: Worker, least: float) -> float:
+    """The share that is taken with it: no less than before, even where all of the prompt is cached."""
+    free = worker.kv_blocks - found.room + request.hits.get(worker.process, 0)
+    return max(least, 1 - free / worker.kv_total)
+
+
+def _tail(
+    found: Survey, workers: Sequence[Entry], request: Request, now: float, without: Set[str], nearest: bool, enough: int
+) -> None:
+    """Fills `tail`: of those that have most of the prompt, and all when it is short, who is faster than prefill.
+
+    Where there is a prefill worker it is `enough` to look at so many that have as much of the prompt as anybody.
+    """
     pool, tokens, hits, room = found.pool, request.tokens, request.hits, found.room
     block, usual = pool.block_tokens, pool.token_s
     beat = min(found.prefill, key=COST)[0] if found.prefill else NEVER  # a tail that takes as long is not worth a look
     if found.least_s + pool.shortest_step_s >= beat:
         return
-    limit = NEVER
+    limit, most = NEVER, 0
     long = tokens > pool.largest_step
     for _, _, process, worker in workers if hits or not long else ():
+        if found.prefill and most == enough:
+            break
         cached = hits.get(process, 0)
+        most += cached == found.lent
         if long and not cached:
             continue
         rest = tokens - cached * block
         least = worker.step_s + rest * (worker.token_s or usual)
         if least >= beat or rest > worker.prefill_tokens or wait_s(worker, request, now) + least > limit:
             continue
-        large = tokens < worker.context_length and room <= worker.kv_total
-        if large and process not in without and has_decode_credit(worker, room):
+        if _holds(found, request, worker) and process not in without and has_decode_credit(worker, room):
             cost = _cost_alone(worker, pool, request, now)
             found.tail.append((cost, worker))
             if nearest:
@@ -219,7 +251,7 @@ def _alone(found: Survey, workers: Sequence[Entry], request: Request, now: float
     for _, _, process, worker in workers:
         if wait_s(worker, request, now) + least > limit:
             break
-        if request.tokens >= worker.context_length or room > worker.kv_total:
+        if not _holds(found, request, worker):
             continue
         fits = True
         uncached = request.uncached(process, pool.block_tokens)

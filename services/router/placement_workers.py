@@ -7,9 +7,10 @@ kept on each change, so that a decision can stop at the first worker that cannot
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from random import Random
 
 from schemas.state import Role
 
@@ -77,6 +78,14 @@ class Order:
         return entries[: bisect_left(entries, (True,))] or entries
 
 
+def turned(entries: Sequence[Entry], width: float, random: Random) -> Sequence[Entry]:
+    """`entries`, but any of those whose keys are within `width` of the least comes first, one as likely as another."""
+    degraded, least, *_ = entries[0]
+    alike = bisect_left(entries, (degraded, least + width))
+    start = random.randrange(alike) if alike else 0
+    return [*entries[start:alike], *entries[:start], *entries[alike:]]
+
+
 def by_wait(worker: Worker) -> float:
     """The cost of a prompt here is at least the wait until this time."""
     return worker.free_at
@@ -121,6 +130,7 @@ class Pool:
             Role.BOTH: (Order(by_wait), Order(by_urgent_wait)),
         }
     )
+    _on_host: dict[str, dict[str, Worker]] = field(default_factory=dict)
 
     def of(self, role: Role) -> dict[str, Worker]:
         return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.BOTH: self.both}[role]
@@ -128,8 +138,7 @@ class Pool:
     def put(self, worker: Worker) -> None:
         """The newest of this process."""
         members = self.of(worker.role)
-        for order in self._orders[worker.role]:
-            order.change(members.get(worker.process), worker)
+        self._change(worker.role, members.get(worker.process), worker)
         members[worker.process] = worker
         if worker.token_s:
             self.token_s = worker.token_s
@@ -139,15 +148,17 @@ class Pool:
             self.largest_step = max(self.largest_step, worker.prefill_tokens)
 
     def drop(self, process: str) -> None:
-        for role, orders in self._orders.items():
-            old = self.of(role).pop(process, None)
-            for order in orders:
-                order.change(old, None)
+        for role in self._orders:
+            self._change(role, self.of(role).pop(process, None), None)
 
     def well(self, role: Role, urgent: bool = False) -> Sequence[Entry]:
         """Those of `role` that may take work, least first, as an `urgent` request sees them."""
         orders = self._orders[role]
         return orders[urgent and len(orders) > 1].well()
+
+    def decode_on(self, host: str) -> Collection[Worker]:
+        """The decode workers of `host`, whatever state they are in."""
+        return self._on_host.get(host, {}).values()
 
     def workers(self) -> Iterator[Worker]:
         return chain(self.prefill.values(), self.decode.values(), self.both.values())
@@ -158,6 +169,17 @@ class Pool:
     @property
     def empty(self) -> bool:
         return not (self.prefill or self.decode or self.both)
+
+    def _change(self, role: Role, old: Worker | None, new: Worker | None) -> None:
+        for order in self._orders[role]:
+            order.change(old, new)
+        if old is not None and old.host and role is Role.DECODE:
+            there = self._on_host[old.host]
+            del there[old.process]
+            if not there:
+                del self._on_host[old.host]
+        if new is not None and new.host and role is Role.DECODE:
+            self._on_host.setdefault(new.host, {})[new.process] = new
 
 
 def pools(workers: Iterable[Worker]) -> list[Pool]:

@@ -77,7 +77,7 @@ def a_request(random: Random) -> Request:
     )
 
 
-def of_everybody(pool: Pool, request: Request, now: float, without: Set[str], **_: bool) -> Survey:
+def of_everybody(pool: Pool, request: Request, now: float, without: Set[str], *_: object) -> Survey:
     return survey(pool, request, now, without)
 
 
@@ -123,7 +123,7 @@ def test_only_the_first_few_are_looked_at() -> None:
     busy = [worker(f"p{number}", Role.PREFILL, free_at=0.1 * number, token_s=0.001) for number in range(100)]
     full = [worker(f"d{number}", Role.DECODE, kv_blocks=100 - number) for number in range(100)]
     [pool] = pools(busy + full)
-    found = survey(pool, Request(32), 0.0, frozenset(), nearest=True)
+    found = survey(pool, Request(32), 0.0, frozenset(), random=Random(1))
     assert len(found.prefill) == 1
     assert len(found.decode) < 50
 

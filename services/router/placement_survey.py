@@ -156,7 +156,7 @@ def _prefill(found: Survey, workers: Sequence[Entry], request: Request, now: flo
     """Fills `prefill`. Whether one that was looked at is large enough."""
     pool, tokens, hits = found.pool, request.tokens, request.hits
     block, blocks, usual, lent = pool.block_tokens, request.blocks(pool.block_tokens), pool.token_s, found.lent
-    fits, least, limit = False, found.least_s, NEVER
+    fits, least, best, limit = False, found.least_s, NEVER, NEVER
     for _, ready_at, process, worker in workers:
         wait = ready_at - now if ready_at > now else 0.0
         if wait + least > limit:
@@ -177,8 +177,8 @@ def _prefill(found: Survey, workers: Sequence[Entry], request: Request, now: flo
             found.soon = min(found.soon, cost)
         else:
             found.prefill.append((cost, worker))
-            if nearest:
-                limit = min(limit, near(cost))
+            if nearest and cost < best:
+                best, limit = cost, near(cost)
     return fits
 
 

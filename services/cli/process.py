@@ -21,10 +21,12 @@ from services.cli.failure import EXIT_FAILED, EXIT_USAGE, CommandError
 from services.models.errors import ModelError
 from services.settings.errors import SettingsError
 from services.settings.settings import Settings
+from services.telemetry.collector import keep_collections_short
 from services.telemetry.logs import configure
 
-Serve = Callable[[Settings, str, asyncio.Event], Awaitable[None]]
-"""`serve(settings, process, stop)`: runs until `stop` is set, drains, closes, returns."""
+Serve = Callable[[Settings, str, asyncio.Event, Callable[[], None]], Awaitable[None]]
+"""`serve(settings, process, stop, loaded)`: calls `loaded` once it is about to serve, runs until `stop` is set, drains, closes,
+returns."""
 
 _EXPECTED = (HeadraceError, ModelError, CommandError, OSError)
 """What a sentence explains better than a traceback."""
@@ -64,7 +66,7 @@ async def _until_stopped(serve: Serve, settings: Settings, process: str) -> None
         loop.add_signal_handler(number, on_signal, number)
     living = asyncio.create_task(_show_life(settings.alive_file))
     try:
-        await serve(settings, process, stop)
+        await serve(settings, process, stop, keep_collections_short)
     finally:
         living.cancel()
         await asyncio.gather(living, return_exceptions=True)

@@ -35,8 +35,8 @@ def worker(arguments: argparse.Namespace) -> int:
     from services.cli.process import run
     from services.cli.worker import serve
 
-    async def serve_role(settings: Settings, process: str, stop: asyncio.Event) -> None:
-        await serve(settings, process, arguments.role, stop)
+    async def serve_role(settings: Settings, process: str, stop: asyncio.Event, loaded: Callable[[], None]) -> None:
+        await serve(settings, process, arguments.role, stop, loaded)
 
     return run(serve_role, settings_of(arguments), process_of(arguments))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import platform
+from collections.abc import Callable
 from random import SystemRandom
 
 from schemas.state import Role
@@ -29,7 +30,6 @@ from services.settings.errors import SettingsError
 from services.settings.settings import Settings
 from services.settings.worker import WorkerSettings
 from services.telemetry import names
-from services.telemetry.collector import keep_collections_short
 from services.telemetry.loop_lag import record_loop_lag
 from services.telemetry.metrics import Metrics
 from services.worker.loading import answering
@@ -39,8 +39,11 @@ from services.worker.worker import Worker
 _log = logging.getLogger("headrace.worker")
 
 
-async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Event) -> None:
-    """One worker of `role` until `stop` is set. Raises `ModelError`, `SettingsError`, `BusUnavailable`, OSError: why not."""
+async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Event, loaded: Callable[[], None]) -> None:
+    """One worker of `role` until `stop` is set; `loaded` is called before its first job.
+
+    Raises `ModelError`, `SettingsError`, `BusUnavailable`, OSError: why not.
+    """
     clock, metrics = SystemClock(), Metrics.collecting(process)
     nixl = nixl_agent(settings.worker.transfer)
     client = transfer_client(settings.worker.transfer, nixl)
@@ -64,7 +67,7 @@ async def serve(settings: Settings, process: str, role: Role, stop: asyncio.Even
         registry = KvRegistry(JetStream(bus, replicas=nats.replicas), WORKERS_BUCKET)
         service = _service(bus, role, settings.model)
         worker.spawn(record_loop_lag(metrics, clock.monotonic), "loop lag")
-        keep_collections_short()
+        loaded()
         try:
             await run(worker, phases, refusals, registry, service, stop, settings.worker.drain_timeout_s)
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from random import Random, SystemRandom
 
@@ -49,7 +49,6 @@ from services.models.progress import Logged
 from services.settings.edge import EdgeSettings
 from services.settings.settings import Settings
 from services.telemetry import names
-from services.telemetry.collector import keep_collections_short
 from services.telemetry.logs import fields
 from services.telemetry.loop_lag import record_loop_lag
 from services.telemetry.metrics import Metrics
@@ -63,8 +62,8 @@ _FEW = Bounds(connections=64, headers_s=75.0, write_s=10.0)
 _log = logging.getLogger("headrace.edge")
 
 
-async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set, then let running answers finish within the drain deadline.
+async def serve(settings: Settings, process: str, stop: asyncio.Event, loaded: Callable[[], None]) -> None:
+    """Serve until `stop` is set, then let running answers finish within the drain deadline. `loaded` is called before the first.
 
     Raises `PortInUse` (an OSError), `ModelError`, `BusUnavailable`.
     """
@@ -121,7 +120,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         await admin.start()
         over_nats = NatsChat(bus, subjects, served, traffic, accounts, random)
         chat = chat_service(bus, subjects, over_nats, edge.max_nats_requests, {"model": ",".join(texts)})
-        keep_collections_short()
+        loaded()
         await over_nats.open()
         await chat.start()
         await probes.start()

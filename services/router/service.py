@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from random import SystemRandom
 
@@ -24,7 +25,6 @@ from services.clock import SystemClock
 from services.router.router import Router
 from services.router.status import Status
 from services.settings.settings import Settings
-from services.telemetry.collector import keep_collections_short
 from services.telemetry.logs import fields
 from services.telemetry.loop_lag import record_loop_lag
 from services.telemetry.metrics import Metrics
@@ -34,8 +34,11 @@ WARM_UP_S = 0.5
 _log = logging.getLogger(__name__)
 
 
-async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
-    """Route until `stop` is set. Raises `BusUnavailable` when NATS cannot be reached at the start."""
+async def serve(settings: Settings, process: str, stop: asyncio.Event, loaded: Callable[[], None]) -> None:
+    """Route until `stop` is set; `loaded` is called before the first job.
+
+    Raises `BusUnavailable` when NATS cannot be reached at the start.
+    """
     nats = settings.nats
     clock, random, metrics = SystemClock(), SystemRandom(), Metrics.collecting(process)
     bus = await connect_service(settings, process, "router", clock, metrics)
@@ -44,7 +47,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event) -> None:
         queue = JetStreamWorkQueue(JetStream(bus, replicas=nats.replicas), Subjects(nats.prefix))
         router = Router(bus, queue, settings, clock, random, Refusals(metrics, clock))
         admin = _admin(bus, router, settings, metrics, stop)
-        keep_collections_short()
+        loaded()
         await router.listen()
         ensuring = asyncio.create_task(_ensure(queue))
         with suppress(TimeoutError):

@@ -14,7 +14,7 @@ YOUNG = 10_000
 
 
 def keep_collections_short() -> None:
-    """Call it once, when all is loaded. Takes one full collection."""
+    """Call it once, when all is loaded, and only in a process that does nothing else. Takes one full collection."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])

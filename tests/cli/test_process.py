@@ -21,7 +21,7 @@ from schemas.errors import BusUnavailable
 from services.cli.process import run
 from services.settings.errors import SettingsError
 from services.settings.settings import Settings
-async def serve(settings, process, stop):
+async def serve(settings, process, stop, loaded):
     print(process, flush=True)
 """
 TAIL = "\nsys.exit(run(serve, Settings(), 'r1-0k3v9x00abcde'))\n"
@@ -87,6 +87,13 @@ def test_a_bug_is_logged_with_its_traceback_on_one_line() -> None:
     assert err.count("\n") == 1
     assert "Traceback" in err
     assert "ZeroDivisionError" in err
+
+
+def test_its_collector_looks_no_more_at_what_was_loaded() -> None:
+    body = "import gc\nbefore = gc.get_freeze_count()\nloaded()\nprint(before, gc.get_freeze_count() > 1000)"
+    with service(body) as process:
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (0, "0 True\n", "")
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

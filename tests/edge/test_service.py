@@ -46,7 +46,7 @@ async def test_from_start_to_drain(nats_server: NatsServer, tmp_path: Path) -> N
         edge=EdgeSettings(port=port, drain_timeout_s=PATIENCE_S),
     )
     stop = asyncio.Event()
-    edge = asyncio.create_task(serve(settings, EDGE, stop))
+    edge = asyncio.create_task(serve(settings, EDGE, stop, lambda: None))
     router = await connect(nats_server.url, ROUTER, "router")
     subjects = Subjects()
     jobs: list[Job] = []
@@ -96,7 +96,7 @@ async def test_a_busy_port_ends_it_before_anything_else(tmp_path: Path) -> None:
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     with pytest.raises(OSError, match="cannot listen"):
-        await serve(Settings(home=tmp_path, edge=EdgeSettings(port=port)), EDGE, asyncio.Event())
+        await serve(Settings(home=tmp_path, edge=EdgeSettings(port=port)), EDGE, asyncio.Event(), lambda: None)
     server.close()
 
 
@@ -147,6 +147,6 @@ async def test_an_edge_that_cannot_start_leaves_nothing_running_beside(
     edge = EdgeSettings(port=free_port("127.0.0.1", 0))
     settings = Settings(home=tmp_path, model=MODEL, nats=NatsSettings(url=nats_server.url), edge=edge)
     with pytest.raises(OSError, match="no such address"):
-        await serve(settings, EDGE, asyncio.Event())
+        await serve(settings, EDGE, asyncio.Event(), lambda: None)
     running = {getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()}
     assert not running & {"QuarantineBucket.run", "Keyring.run", "Budgets.run", "record_loop_lag", "Background.run"}

@@ -49,7 +49,7 @@ async def site(own_nats_server: NatsServer) -> AsyncIterator[Site]:
     await listen(edge, SUBJECTS.queue_any(), QueueReport, lambda report, _: reports.append(report), refusals=Refusals())
     stop = asyncio.Event()
     settings = Settings(model=MODEL, nats=NatsSettings(url=own_nats_server.url))
-    serving = asyncio.create_task(serve(settings, ROUTER, stop))
+    serving = asyncio.create_task(serve(settings, ROUTER, stop, lambda: None))
     await until(lambda: reports)
     worker.beat()
     await until(lambda: any(report.card for report in reports))

@@ -14,6 +14,8 @@ from services.edge.store.migrate import migrate
 @asynccontextmanager
 async def migrated(url: URL) -> AsyncIterator[Database]:
     database = Database(url)
-    await migrate(database)
-    yield database
-    await database.close()
+    try:
+        await migrate(database)
+        yield database
+    finally:
+        await database.close()

@@ -1,15 +1,12 @@
 """One database: how to reach it, its transactions with a deadline, its clock; what differs between SQLite and PostgreSQL.
 
 Must not know tables. Invariants: whatever the database does, a caller waits no longer than its deadline and gets
-`StoreUnavailable`; a SQLite file is readable by its owner only, because prompts and answers lie in it; what is written goes to
-the file that has the name now, so that others see it though the one before was deleted or replaced.
+`StoreUnavailable`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
@@ -20,23 +17,18 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DisconnectionError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.functions import FunctionElement
 
 from schemas.errors import StoreUnavailable
+from services.edge.store.sqlite import WRITES, open_whole, use_file
 from services.settings.errors import SettingsError
 
 TIMEOUT_S = 5.0
-_BUSY_MS = 2000
-"""How long SQLite waits for another process's transaction; less than the deadline, so that no thread outlives its caller."""
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
-_WRITES = "headrace_writes"
 _LONGEST_NAME = 128
-_FILE = "headrace_file"
-_log = logging.getLogger("headrace.edge")
 
 
 class database_time(FunctionElement[float]):
@@ -103,14 +95,17 @@ class Database:
     def __init__(self, url: URL, timeout: float = TIMEOUT_S) -> None:
         self._timeout = timeout
         self.is_sqlite = url.get_backend_name() == "sqlite"
-        self._engine = create_async_engine(url, pool_size=4, max_overflow=4, pool_timeout=timeout, hide_parameters=True)
-        self._writer = self._engine.execution_options(**{_WRITES: True})
+        self._engine = create_async_engine(
+            url,
+            connect_args={"async_creator_fn": open_whole} if self.is_sqlite else {},
+            pool_size=4,
+            max_overflow=4,
+            pool_timeout=timeout,
+            hide_parameters=True,
+        )
+        self._writer = self._engine.execution_options(**{WRITES: True})
         if self.is_sqlite:
-            file = _File(Path(url.database or ""))
-            sa.event.listen(self._engine.sync_engine, "do_connect", file.before_connect)
-            sa.event.listen(self._engine.sync_engine, "checkout", file.before_use)
-            sa.event.listen(self._engine.sync_engine, "connect", _sqlite_connect)
-            sa.event.listen(self._engine.sync_engine, "begin", _sqlite_begin)
+            use_file(self._engine.sync_engine, Path(url.database or ""))
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
@@ -138,49 +133,3 @@ async def _deadline(seconds: float) -> AsyncIterator[None]:
         raise StoreUnavailable("The database did not answer in time.", retry_after=1.0) from None
     except (SQLAlchemyError, OSError) as error:
         raise StoreUnavailable("The database cannot be used now.", retry_after=1.0) from error
-
-
-class _File:
-    """SQLite goes on with a file that was deleted, where nobody else sees what it writes: such connections are made anew."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def before_connect(self, _: Any, record: ConnectionPoolEntry, *__: Any) -> None:
-        """SQLite gives its other files the mode of this one. Raises OSError.
-
-        A file that is there is never opened here: to close it would end the locks of all this process's connections to it.
-        """
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        except FileExistsError:
-            if not os.access(self._path, os.R_OK | os.W_OK) or not self._path.is_file():
-                raise
-        record.info[_FILE] = self._identity()
-
-    def before_use(self, _: Any, record: ConnectionPoolEntry, __: Any) -> None:
-        if record.info[_FILE] != self._identity():
-            _log.warning("the database's file was deleted or replaced; it is opened anew")
-            raise DisconnectionError  # the pool closes this connection and makes another one
-
-    def _identity(self) -> tuple[int, int] | None:
-        try:
-            found = self._path.stat()
-        except FileNotFoundError:
-            return None
-        return found.st_dev, found.st_ino
-
-
-def _sqlite_connect(connection: Any, _: Any) -> None:
-    """Write-ahead log: readers and the one writer do not wait for each other. What is deleted is overwritten."""
-    connection.isolation_level = None  # transactions begin where we say, not where the driver thinks
-    cursor = connection.cursor()
-    for pragma in (f"busy_timeout={_BUSY_MS}", "journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
-def _sqlite_begin(connection: sa.Connection) -> None:
-    # A transaction that reads first and writes later can lose its turn without waiting; this one has it from the start.
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get(_WRITES) else "BEGIN")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -20,10 +23,12 @@ from services.edge.store.jobs import SqlJobStore
 from services.edge.store.migrate import migrate
 from services.edge.store.tables import metadata
 from services.settings.errors import SettingsError
+from tests.waiting import PATIENCE_S, until
 
 _MIGRATE = """
 import asyncio, sys
 from pathlib import Path
+from typing import Any
 from services.edge.store.database import Database, database_url
 from services.edge.store.migrate import migrate
 async def main():
@@ -163,3 +168,25 @@ async def test_a_new_connection_ends_no_lock_of_an_older_one(tmp_path: Path) -> 
     assert await asyncio.wait_for(visit.wait(), 30) == 0
     assert log.stat().st_ino == before
     await database.close()
+
+
+async def test_who_gives_up_while_the_file_is_opened_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's thread speaks to the event loop when the file is open; the loop may be closed by then."""
+    opening, go_on, opened = threading.Event(), threading.Event(), sqlite3.connect
+
+    def slowly(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        opening.set()
+        assert go_on.wait(PATIENCE_S)
+        return opened(*arguments, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", slowly)
+    database, before = Database(database_url("", tmp_path)), set(threading.enumerate())
+    migrating = asyncio.create_task(migrate(database))
+    await until(opening.is_set)
+    migrating.cancel()
+    asyncio.get_running_loop().call_later(0.05, go_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await migrating
+    assert go_on.is_set(), "it waited for its thread"
+    await database.close()
+    await until(lambda: not any(thread.is_alive() for thread in threading.enumerate() if thread not in before))

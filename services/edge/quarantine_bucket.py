@@ -38,6 +38,8 @@ class QuarantineBucket:
         self._bus = bus
         self._clock = clock
         self._unwritten: dict[str, float] = {}
+        self._lifted: set[str] | None = None
+        """While all are read: what was lifted meanwhile, of which the answer may still tell."""
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()
         """What is lifted while the bucket is read or written would come back."""
@@ -97,14 +99,22 @@ class QuarantineBucket:
             self._unwritten.pop(key, None)
 
     async def _read_all(self) -> None:
-        for key, value in (await self._registry.entries()).items():
+        self._lifted = lifted = set[str]()
+        try:
+            found = await self._registry.entries()
+        finally:
+            self._lifted = None
+        for key in found.keys() - lifted:
             try:
-                self._changed(key, value)
+                self._changed(key, found[key])
             except UnreadableMessage as error:  # somebody else's: it hides none of ours
                 _log.warning("an entry of the quarantine bucket is not heeded: %s", error.message)
 
     def _changed(self, key: str, value: bytes | None) -> None:
         if value is None:
+            if self._lifted is not None:
+                self._lifted.add(key)
+            self._unwritten.pop(key, None)  # written all the same, when only the answer came too late
             self._quarantine.lift(key)
             return
         try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
 
+from schemas.codec import encode_json
 from schemas.errors import BusUnavailable, NotFound, OwnersDied, Quarantined
 from schemas.job import pack_ids
 from schemas.state import Cause
@@ -18,7 +19,7 @@ from services.bus.kv_registry import KvRegistry
 from services.bus.nats_bus import connect
 from services.clock import ManualClock, SystemClock
 from services.edge.quarantine import TTL_S, Quarantine
-from services.edge.quarantine_bucket import QuarantineBucket
+from services.edge.quarantine_bucket import Held, QuarantineBucket
 from tests.edge.cluster import Cluster, draft, process
 from tests.nats_fixture import NatsServer
 from tests.waiting import PATIENCE_S, until
@@ -69,12 +70,15 @@ async def edge(server: NatsServer, name: str) -> AsyncIterator[Quarantine]:
 
 
 @asynccontextmanager
-async def an_edge(server: NatsServer, name: str) -> AsyncIterator[tuple[Quarantine, QuarantineBucket]]:
-    """What one edge remembers, and what it shares."""
+async def an_edge(
+    server: NatsServer, name: str, timeout: float = PATIENCE_S
+) -> AsyncIterator[tuple[Quarantine, QuarantineBucket]]:
+    """What one edge remembers, and what it shares. `timeout`: of JetStream; on a slow machine it may take long."""
     clock = SystemClock()
     bus = await connect(server.url, process(name), "edge")
     quarantine = Quarantine(clock, b"secret")
-    bucket = QuarantineBucket(quarantine, KvRegistry(JetStream(bus), QUARANTINE_BUCKET, ttl_s=TTL_S), bus, clock)
+    registry = KvRegistry(JetStream(bus, timeout=timeout), QUARANTINE_BUCKET, ttl_s=TTL_S)
+    bucket = QuarantineBucket(quarantine, registry, bus, clock)
     await bucket.open()
     running = asyncio.create_task(bucket.run())
     try:
@@ -152,9 +156,58 @@ async def test_an_operator_lifts_it_at_any_edge(own_nats_server: NatsServer) -> 
 
 async def test_it_is_not_lifted_while_the_others_could_not_hear_of_it(own_nats_server: NatsServer) -> None:
     asked = draft()
-    async with an_edge(own_nats_server, "e1") as (quarantine, bucket):
+    async with an_edge(own_nats_server, "e1", timeout=1.0) as (quarantine, bucket):
         quarantine.add(asked)
         own_nats_server.kill()
         with pytest.raises(BusUnavailable):
             await bucket.clear("all")
         assert asked in quarantine
+
+
+class SlowRegistry:
+    """A bucket with one entry. Reading all of it, and writing, waits for `go`; what was written is there all the same."""
+
+    def __init__(self, key: str, value: bytes) -> None:
+        self.go = asyncio.Event()
+        self.reading = asyncio.Event()
+        self.put_at: list[str] = []
+        self.watcher: Callable[[str, bytes | None], None] = lambda key, value: None
+        self._found = {key: value}
+
+    async def watch(self, changed: Callable[[str, bytes | None], None]) -> None:
+        self.watcher = changed
+
+    async def ensure(self) -> None:
+        pass
+
+    async def entries(self) -> dict[str, bytes]:
+        self.reading.set()
+        await self.go.wait()
+        return self._found
+
+    async def put(self, key: str, value: object) -> None:
+        self.put_at.append(key)
+        if len(self.put_at) == 1:
+            raise BusUnavailable("no answer in time")
+
+
+async def test_what_was_lifted_elsewhere_does_not_come_back() -> None:
+    """Neither from a reading that began before, nor by a write whose answer was too late."""
+    quarantine, clock, bus = Quarantine(SystemClock(), b"secret"), SystemClock(), Cluster().edge_bus
+    key = quarantine.key(asked := draft())
+    registry = SlowRegistry(key, encode_json(Held(edge=bus.process, until=clock.wall() + TTL_S)))
+    bucket = QuarantineBucket(quarantine, registry, bus, clock)  # type: ignore[arg-type]
+    await bucket.open()
+    running = asyncio.create_task(bucket.run())
+    await registry.reading.wait()
+    registry.watcher(key, None)
+    registry.go.set()
+    quarantine.add(other := replace(draft(), prompt=pack_ids([9])))
+    await until(lambda: registry.put_at)
+    assert asked not in quarantine
+    registry.watcher(quarantine.key(other), None)
+    quarantine.add(last := replace(draft(), prompt=pack_ids([8])))
+    await until(lambda: quarantine.key(last) in registry.put_at)
+    assert registry.put_at.count(quarantine.key(other)) == 1
+    assert other not in quarantine
+    running.cancel()

@@ -46,7 +46,8 @@ async def services(client: Client, *, first_s: float = _SILENCE_S) -> list[dict[
     try:
         while True:
             msg = await heard.next_msg(timeout=_SILENCE_S if found else first_s)
-            found.append(json.loads(msg.data))
+            if msg.data:  # else the server's word that nobody listens
+                found.append(json.loads(msg.data))
     except nats.errors.TimeoutError:
         return found
     finally:

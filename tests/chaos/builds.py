@@ -46,7 +46,7 @@ class Fleet:
             argv = [sys.executable, "-m", "services.cli.main", *words, "--name", name]
             self.running[name] = subprocess.Popen(argv, env=env, stdout=log, stderr=log)
 
-    async def stop(self, name: str, within: float = 30.0) -> None:
+    async def stop(self, name: str, within: float = 60.0) -> None:
         """SIGTERM; its exit code must be 0."""
         process = self.running.pop(name)
         process.send_signal(signal.SIGTERM)
@@ -59,7 +59,7 @@ class Fleet:
         await self.up(new)
         await self.stop(old)
 
-    async def up(self, *names: str, within: float = 30.0) -> None:
+    async def up(self, *names: str, within: float = 120.0) -> None:
         """Until these answer an operator, and the edges among them are ready."""
         async with asyncio.timeout(within):
             while not set(names) <= (await self.statuses()).keys():  # noqa: ASYNC110 - other processes' state

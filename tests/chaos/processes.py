@@ -39,7 +39,7 @@ def kill(up: Up, name: str) -> int:
     return send(up, name, signal.SIGKILL)
 
 
-async def back(up: Up, name: str, before: int, within: float = 30.0) -> None:
+async def back(up: Up, name: str, before: int, within: float = 60.0) -> None:
     """Until the supervisor has started `name` anew."""
     await until(lambda: pid(up, name) not in (0, before), within, lambda: f"{name} did not come back: {up.said}")
 

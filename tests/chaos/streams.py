@@ -115,12 +115,12 @@ async def undisturbed(url: str, asked: Sequence[Question]) -> list[Answer]:
     return answers
 
 
-async def ready(url: str, within: float = 30.0) -> None:
+async def ready(url: str, within: float = 60.0) -> None:
     """Until the edge there says that it is ready."""
     await _until_ready(url, True, within)
 
 
-async def not_ready(url: str, within: float = 30.0) -> None:
+async def not_ready(url: str, within: float = 60.0) -> None:
     """Until it says that it is not, or nothing at all."""
     await _until_ready(url, False, within)
 
@@ -137,7 +137,7 @@ class Progress:
 
         return heard
 
-    async def everybody_has(self, pieces: int, within: float = 30.0) -> None:
+    async def everybody_has(self, pieces: int, within: float = 60.0) -> None:
         await until(lambda: min(self.pieces) >= pieces, within, lambda: f"pieces so far: {self.pieces}")
 
 

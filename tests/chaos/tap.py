@@ -16,7 +16,7 @@ from schemas.reply import Digest, Frames, Reply
 from tests.e2e.operator import Operator, operator
 from tests.e2e.running import Up
 
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 Finds = Callable[[Msg], str]
 """The process a message is about, when it is the moment that is waited for; else ""."""
 

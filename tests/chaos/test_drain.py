@@ -156,6 +156,6 @@ async def test_a_rolling_restart_of_everything(scripted_stack: StartScripted) ->
 
 
 async def _idle(op: Operator, subject: str) -> None:
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 60.0
     while (await op.ask(subject))["runs"]:
         assert time.monotonic() < deadline

@@ -29,7 +29,7 @@ async def test_killed(scripted_stack: StartScripted) -> None:
             nonlocal took
             await progress.everybody_has(3)
             before = kill(up, "e1")
-            took = await workers.idle_after(SILENT_S)  # sooner than its silence would tell
+            took = await workers.idle_after(PATIENCE_S)
             await back(up, "e1", before)
             await ready(up.url)
 

@@ -57,6 +57,8 @@ class Player:
     random: Random = field(default_factory=Random)
     frames: list[Frame] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    asked: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """By run: who was to prefill and to decode it."""
 
     def on_reply(self, msg: Msg) -> None:
         reply = decode(msg.data, Reply)  # type: ignore[arg-type]
@@ -90,17 +92,25 @@ class Player:
         subject = S.prefill_submit(processes.process_id(self.up, prefill))
         taken = await ask(self.router, subject, placement, WorkerAnswer, timeout=PATIENCE_S)
         assert isinstance(taken, Accept), taken
+        self.asked[run] = prefill, decode_
         return run
 
-    def ended(self, run: int) -> bool:
-        return any(event.run == run and event.state.terminal for event in self.events)
+    def ends(self, run: int) -> list[State]:
+        return [event.state for event in self.events if event.run == run and event.state.terminal]
 
     async def answer(self, run: int) -> tuple[list[int], int]:
-        """Tokens in decode's stream, and how many of the prompt's were cached."""
-        await until(lambda: self.ended(run), 30.0)
-        assert [event.state for event in self.events if event.run == run and event.state.terminal] == [State.FINISHED]
+        """Tokens in decode's stream, and how many of the prompt's were cached at first.
+
+        As an edge it begins again what ends as RETRY: a decode worker that is not let run for 300 ms takes no handoff.
+        """
+        await until(lambda: bool(self.ends(run)), 60.0)
+        cached = next(frame.cached_tokens for frame in self.frames if frame.run == run)
+        while self.ends(run) == [State.RETRY]:
+            run = await self.submit(*self.asked[run])
+            await until(lambda run=run: bool(self.ends(run)), 60.0)  # type: ignore[misc]
+        assert self.ends(run) == [State.FINISHED]
         frames = sorted((frame for frame in self.frames if frame.run == run and frame.hop == 2), key=lambda frame: frame.index)
-        return [token for frame in frames for token in frame.tokens], frames[0].cached_tokens
+        return [token for frame in frames for token in frame.tokens], cached
 
 
 @asynccontextmanager

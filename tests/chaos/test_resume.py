@@ -28,6 +28,7 @@ from tests.e2e.conftest import StartScripted
 from tests.e2e.running import Up
 from tests.e2e.test_response_format import LIST, PERSON
 from tests.text.tiny import tiny_tokenizer_json
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -125,7 +126,7 @@ def _half_matched(job: Job, stop: str) -> bool:
 
 async def booked(up: Up, entries: int) -> Counter[tuple[int, int]]:
     """(prompt, completion) tokens of each request that the ledger has, once there are so many."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             with closing(sqlite3.connect(up.home / "edge.db")) as connection:
                 rows = connection.execute("SELECT prompt_tokens, completion_tokens FROM usage").fetchall()

@@ -26,6 +26,7 @@ from tests.e2e.running import Up, started
 from tests.e2e.test_response_format import PERSON
 from tests.engine.torch_engine.tiny import make
 from tests.text.tiny import CONFIG, END, write_tiny_model_folder
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -115,7 +116,7 @@ async def test_prompts_that_were_dropped_are_not_computed(default_model: ModelFi
             for task in dropped:
                 task.cancel()
             assert all(isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*dropped, return_exceptions=True))
-            await workers.idle_after(10.0)
+            await workers.idle_after(PATIENCE_S)
             assert_same([await ask(client, short)], [expected])
             await op.assert_clean()
 

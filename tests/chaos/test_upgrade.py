@@ -54,7 +54,7 @@ async def test_a_rolling_upgrade(own_nats_server: NatsServer, tmp_path: Path) ->
                 edges[edges.index(all_of.urls[edge])] = all_of.urls[next_edge]
                 await all_of.stop(edge)
             await _all_write(all_of, SCHEMA)
-            await load.more(24)
+            await load.more(40)  # with those above more than a hundred
         load.assert_none_failed(expected)
         assert len(load.answers) > 100
         statuses = await all_of.statuses()
@@ -77,6 +77,6 @@ async def _replace_workers(all_of: Fleet, number: int) -> None:
 
 
 async def _all_write(all_of: Fleet, version: int) -> None:
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(60.0):
         while {status["writes"] for status in (await all_of.statuses()).values()} != {version}:  # noqa: ASYNC110 - of processes
             await asyncio.sleep(0.1)

@@ -17,10 +17,11 @@ from services.edge.store.records import JobState
 from tests.chaos.detached import Reading, edges
 from tests.chaos.processes import back, kill
 from tests.chaos.streams import ready, until
-from tests.chaos.test_detached import STACK, STEP, all_have
+from tests.chaos.test_detached import LONG, SLOW, STACK, STEP, all_have
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import operator
 from tests.e2e.test_budgets import headrace
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -28,6 +29,8 @@ PRICE = 0.01
 THREE_EDGES = ("--prefill", "2", "--decode", "2", "--edge", "3")
 SETTINGS = {**STEP, "HEADRACE_EDGE__PRICE_PER_COMPUTE_S": str(PRICE)}
 TOKENS = 150
+TOTAL_S = 20.0
+"""Less than a slow job of `LONG` tokens takes, and far more than its first ones."""
 
 
 def rows(database: Path, question: str, *values: object) -> list[dict[str, Any]]:
@@ -69,22 +72,22 @@ async def test_the_edge_that_took_it_in_is_killed(scripted_stack: StartScripted)
 
 async def test_every_edge_is_killed_and_nobody_adopts_it_in_time(scripted_stack: StartScripted, tmp_path: Path) -> None:
     """An edge that starts long after ends the jobs as too late, and books what they had used."""
-    up = scripted_stack(*STACK, **STEP)
+    up = scripted_stack(*STACK, **SLOW)
     async with edges(up, tmp_path, "x1", "x2") as (first, second):
-        jobs = [await first.submit(number, 400, total_s=8.0) for number in range(4)]
+        jobs = [await first.submit(number, LONG, total_s=TOTAL_S) for number in range(4)]
         readings = [Reading() for _ in jobs]
         reading = [asyncio.create_task(second.read(job, into)) for job, into in zip(jobs, readings, strict=True)]
         await all_have(readings, 10)
         await asyncio.gather(first.kill(), second.kill(), *reading)
     assert not ledger(tmp_path / "edge.db", "t")
-    old = "SELECT count(*) AS young FROM detached_jobs WHERE (julianday('now') - 2440587.5) * 86400.0 < created + 8"
-    await until(lambda: rows(tmp_path / "edge.db", old) == [{"young": 0}], 30.0)
+    old = "SELECT count(*) AS young FROM detached_jobs WHERE (julianday('now') - 2440587.5) * 86400.0 < created + ?"
+    await until(lambda: rows(tmp_path / "edge.db", old, TOTAL_S) == [{"young": 0}], 2 * TOTAL_S)
     async with edges(up, tmp_path, "x3") as (third,):
         for job, had in zip(jobs, readings, strict=True):
             late = await third.read(job, Reading())
             assert late.error == "deadline_exceeded"
             assert late.tokens[: len(had.tokens)] == had.tokens
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while (await third.ask("find", job=job))["state"] != JobState.FAILED:  # noqa: ASYNC110 - another process
                     await asyncio.sleep(0.1)
             assert ledger(tmp_path / "edge.db", "t")[job]["completion_tokens"] == len(late.tokens)

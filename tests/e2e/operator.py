@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import nats
 from nats.aio.client import Client
+from nats.errors import NoRespondersError
 
 from bench.admin import services
 from tests.e2e.running import Up
@@ -25,21 +26,14 @@ class Operator:
         """What each says of itself."""
         return await services(self.client, first_s=PATIENCE_S)
 
-    async def service(self, name: str) -> str:
-        """The id of a process that is `headrace-<name>`."""
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                for found in await self.services():
-                    if found["name"] == f"headrace-{name}":
-                        return str(found["id"])
-
     async def workers(self) -> dict[str, dict[str, Any]]:
-        """The status of each worker by process id."""
+        """The status of each worker by process id; of one that ended meanwhile there is none."""
         statuses = {}
         for service in await self.services():
             role = service["name"].removeprefix("headrace-")
             if role in ("prefill", "decode", "both"):
-                statuses[service["id"]] = await self.ask(f"hr.admin.{role}.{service['id']}.status")
+                with suppress(NoRespondersError):
+                    statuses[service["id"]] = await self.ask(f"hr.admin.{role}.{service['id']}.status")
         return statuses
 
     async def ask(self, subject: str, **question: Any) -> dict[str, Any]:
@@ -48,8 +42,16 @@ class Operator:
         return decoded
 
     async def one(self, service: str) -> str:
-        """The process id of a service of this name."""
-        return next(found["id"] for found in await self.services() if found["name"] == f"headrace-{service}")
+        """The process id of a `headrace-<service>`."""
+        return (await self.several(service, 1))[0]
+
+    async def several(self, service: str, count: int) -> list[str]:
+        """The process ids of all of them, once so many answer in time: a busy one is easily missed."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                found = [str(each["id"]) for each in await self.services() if each["name"] == f"headrace-{service}"]
+                if len(found) >= count:
+                    return found
 
     async def metrics(self, role: str) -> str:
         """Prometheus text of all processes of `role`."""

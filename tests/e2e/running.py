@@ -44,7 +44,12 @@ class Up:
     @property
     def said(self) -> str:
         """The end of all it printed."""
-        return (self.out.read_text() + self.err.read_text())[-4000:]
+        return self.output[-4000:]
+
+    @property
+    def output(self) -> str:
+        """All it printed."""
+        return self.out.read_text() + self.err.read_text()
 
     @property
     def url(self) -> str:

@@ -121,7 +121,7 @@ async def test_hanging_up_while_prefilling(scripted_stack: StartScripted, stream
 async def test_hanging_up_while_queued(scripted_stack: StartScripted, stream: bool) -> None:
     up = scripted_stack(**SLOW_PREFILL)
     async with operator(up) as op:
-        router, seen = await op.service("router"), asyncio.Event()
+        router, seen = await op.one("router"), asyncio.Event()
         # The first computes, the second fills the worker's own queue, the others wait in JetStream.
         asked = [asyncio.create_task(hang_up(up, seen.wait(), stream=stream, content=f"job {n}")) for n in range(5)]
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
@@ -180,7 +180,7 @@ async def test_operators_read_a_worker_s_metrics(scripted_stack: StartScripted) 
     up = scripted_stack()
     async with operator(up) as op:
         await chat(up, "count me", max_tokens=3)
-        worker = await op.service("prefill")
+        worker = await op.one("prefill")
         text = (await op.client.request(f"hr.admin.prefill.{worker}.metrics", b"", timeout=PATIENCE_S)).data.decode()
         assert "headrace_kv_blocks_total" in text
         assert "headrace_kv_blocks_orphaned 0.0" in text

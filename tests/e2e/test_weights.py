@@ -27,7 +27,7 @@ from tests.nats_fixture import NatsServer
 from tests.ports import free_ports
 from tests.s3_fixture import S3, SLOW_DOWN, environment, wire_to
 from tests.text.tiny import CONFIG, write_tiny_model_folder
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 START_S = 90.0
 
@@ -99,7 +99,7 @@ async def status(nats: NatsServer, hosts: Hosts, role: str, process: str) -> Any
     """What its `status` verb answers; None when nobody does."""
     bus = await connect(nats.url, "operator-0000000000000", "operator", dialect=Dialect())
     try:
-        answer = await bus.request(f"{hosts.prefix}.admin.{role}.{process}.status", b"{}", timeout=5)
+        answer = await bus.request(f"{hosts.prefix}.admin.{role}.{process}.status", b"{}", timeout=PATIENCE_S)
         return json.loads(answer.data)
     finally:
         await bus.close()

@@ -14,6 +14,7 @@ from services.bus.micro import Service
 from services.clock import ManualClock
 from services.models.progress import Logged
 from services.worker.loading import answering
+from tests.waiting import PATIENCE_S
 
 SUBJECT = "hr.admin.decode.d1.status"
 
@@ -25,7 +26,7 @@ async def test_the_status_of_a_worker_that_waits_for_its_model() -> None:
     progress = Logged(logging.getLogger("test"), clock)
 
     async def asked() -> Any:
-        return json.loads((await caller.request(SUBJECT, b"{}", timeout=5)).data)["loading"]
+        return json.loads((await caller.request(SUBJECT, b"{}", timeout=PATIENCE_S)).data)["loading"]
 
     async with answering(Service(bus, "headrace-decode", "0.1.0", "d"), SUBJECT, "tiny", progress):
         nothing = {"model": "tiny", "doing": "looking for the model", "for_s": 0.0, "done": 0, "total": 0, "trouble": ""}
@@ -43,4 +44,4 @@ async def test_the_status_of_a_worker_that_waits_for_its_model() -> None:
         clock.advance(90)
         assert await asked() == nothing | {"doing": "loading it into the engine", "for_s": 90.0}
     with pytest.raises(NoResponders):
-        await caller.request(SUBJECT, b"{}", timeout=5)
+        await caller.request(SUBJECT, b"{}", timeout=PATIENCE_S)

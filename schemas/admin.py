@@ -55,6 +55,12 @@ class CancelQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     job: str
 
 
+class WorkerQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which worker a router shall leave out, or take back: its process id."""
+
+    worker: str
+
+
 class CancelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """`told`: the edges that were told; empty when this process ended the job itself."""
 

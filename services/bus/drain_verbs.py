@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from schemas.errors import Unavailable
 from services.bus.interface import Msg
 from services.bus.micro_endpoint import Answer, ServiceHandler
+from services.bus.questions import asks_nothing
 
 
 def drain_verbs(set_draining: Callable[[bool], Awaitable[Answer]], stop: asyncio.Event) -> dict[str, ServiceHandler]:
@@ -25,4 +26,4 @@ def drain_verbs(set_draining: Callable[[bool], Awaitable[Answer]], stop: asyncio
             raise Unavailable("the process is ending")
         return await set_draining(False)
 
-    return {"drain": drain, "undrain": undrain}
+    return {"drain": asks_nothing(drain), "undrain": asks_nothing(undrain)}

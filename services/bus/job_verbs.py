@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from schemas.admin import CancelAnswer, CancelQuestion, HeldJob, JobsPage, PageQuestion
-from schemas.codec import decode_json
 from services.bus.interface import Msg
 from services.bus.micro_endpoint import Answer, ServiceHandler
+from services.bus.questions import read
 
-Q = TypeVar("Q")
 T = TypeVar("T")
 
 
@@ -43,11 +42,6 @@ def cut(items: Iterable[T], key: Callable[[T], str], after: str, limit: int) -> 
     """The first `limit` in order of their keys that come after `after`; the key of the last one, "" when there are no more."""
     rest = heapq.nsmallest(limit + 1, (item for item in items if key(item) > after), key=key)
     return rest[:limit], key(rest[limit - 1]) if len(rest) > limit else ""
-
-
-def read(data: bytes, kind: type[Q]) -> Q:
-    """What was asked; nothing at all asks for what is usual. Raises `UnreadableMessage`."""
-    return decode_json(data or b"{}", kind)
 
 
 def _key(held: HeldJob) -> str:

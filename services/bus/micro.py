@@ -20,7 +20,7 @@ from typing import Any
 from schemas.codec import encode_json
 from schemas.errors import Disconnected, HeadraceError, InvalidRequest, Overloaded, UnreadableMessage
 from services.bus.interface import Bus, Msg, Subscription
-from services.bus.micro_endpoint import MAX_RUNNING, NAME, QUEUE_GROUP, Endpoint, ServiceHandler
+from services.bus.micro_endpoint import LONGEST_TEXT, MAX_RUNNING, NAME, QUEUE_GROUP, Endpoint, ServiceHandler, nobody
 from services.clock import Clock, SystemClock
 from services.telemetry.logs import fields
 
@@ -69,10 +69,11 @@ class Service:
         queue: str = QUEUE_GROUP,
         metadata: Mapping[str, str] | None = None,
         most: int = MAX_RUNNING,
+        on_full: Callable[[HeadraceError], object] = nobody,
     ) -> None:
-        """Before `start`: requests on `subject` go to `handler`, at most `most` at once. Raises ValueError for what the CLI
-        could not use."""
-        self._endpoints.append(Endpoint(name, subject, handler, queue, dict(metadata or {}), most))
+        """Before `start`: requests on `subject` go to `handler`, at most `most` at once; `on_full` is called with what each of
+        the others is told. Raises ValueError for what the CLI could not use."""
+        self._endpoints.append(Endpoint(name, subject, handler, queue, dict(metadata or {}), most, on_full))
 
     async def start(self) -> None:
         """Listen. Raises `Disconnected`."""
@@ -125,8 +126,10 @@ class Service:
     def _receive(self, endpoint: Endpoint) -> Callable[[Msg], None]:
         def receive(msg: Msg) -> None:
             if len(endpoint.running) >= endpoint.most:
-                self._fail(endpoint, msg, Overloaded(f"{endpoint.most} requests run already", retry_after=1.0))
+                full = Overloaded(f"{endpoint.most} requests run already", retry_after=1.0)
+                self._fail(endpoint, msg, full)
                 endpoint.num_requests += 1
+                endpoint.on_full(full)
                 return
             task = asyncio.get_running_loop().create_task(self._serve(endpoint, msg))
             endpoint.running.add(task)
@@ -156,13 +159,14 @@ class Service:
 
     def _fail(self, endpoint: Endpoint, msg: Msg, error: HeadraceError) -> None:
         endpoint.failed(error)
+        text, param = error.message[:LONGEST_TEXT], error.param and error.param[:LONGEST_TEXT]
         headers = {
-            "Nats-Service-Error": " ".join(error.message.split()),
+            "Nats-Service-Error": " ".join(text.split()),
             "Nats-Service-Error-Code": str(error.status),
         }
         if error.retry_after is not None:
             headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
-        body = {"error": {"message": error.message, "type": error.type, "code": error.code, "param": error.param}}
+        body = {"error": {"message": text, "type": error.type, "code": error.code, "param": param}}
         self._respond(msg, encode_json(body), headers)
 
     def _respond(self, msg: Msg, data: bytes, headers: Mapping[str, str] | None = None) -> None:

@@ -16,6 +16,8 @@ from services.bus.matching import is_pattern
 
 QUEUE_GROUP = "q"
 LONGEST_ERROR = 256
+LONGEST_TEXT = 2_000
+"""Characters of an error that are told: it may repeat what was asked, which may be as long as a message."""
 NAME = re.compile(r"^[a-zA-Z0-9_-]+$")
 
 MAX_RUNNING = 64
@@ -25,6 +27,10 @@ Answer = bytes | Mapping[str, Any] | msgspec.Struct | None
 """None: the handler has answered by itself."""
 ServiceHandler = Callable[[Msg], Awaitable[Answer]]
 """Raise a `HeadraceError` to answer with its status and message; anything else is answered as 500."""
+
+
+def nobody(_: HeadraceError) -> None:
+    """Nobody counts it but the endpoint."""
 
 
 @dataclass(slots=True)
@@ -37,6 +43,7 @@ class Endpoint:
     queue: str
     metadata: dict[str, str]
     most: int = MAX_RUNNING
+    on_full: Callable[[HeadraceError], object] = nobody
     running: set[asyncio.Task[None]] = field(default_factory=set)
     num_requests: int = 0
     num_errors: int = 0

@@ -8,10 +8,11 @@ from schemas.admin import QuarantinePage, QuarantineQuestion
 from schemas.subjects import Subjects
 from services.bus.drain_verbs import drain_verbs
 from services.bus.interface import Msg
-from services.bus.job_verbs import cut, job_verbs, read
+from services.bus.job_verbs import cut, job_verbs
 from services.bus.micro import Service
 from services.bus.micro_endpoint import ServiceHandler
 from services.bus.nats_bus import NatsBus
+from services.bus.questions import asks_nothing, read
 from services.edge.api.gate import Traffic
 from services.edge.detached.jobs import DetachedJobs
 from services.edge.jobs.supervisor import Supervisor
@@ -49,8 +50,8 @@ def admin_service(
     about = {"model": ",".join(settings.served_names)}
     service = Service(bus, "headrace-edge", "0.1.0", "Headrace edge: HTTP in, jobs out", about)
     verbs: dict[str, ServiceHandler] = {
-        "status": say_status,
-        "metrics": say_metrics,
+        "status": asks_nothing(say_status),
+        "metrics": asks_nothing(say_metrics),
         "quarantine": quarantine,
         **job_verbs(bus.process, jobs.held.jobs, jobs.held.cancel),
         **drain_verbs(set_draining, stop),

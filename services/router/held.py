@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from schemas.admin import CancelAnswer, HeldJob
-from schemas.errors import NotFound
+from schemas.errors import InvalidRequest, NotFound
+from schemas.identity import is_job
 from schemas.job import Job
 from schemas.lifecycle import State
 from schemas.reply import Frames, by_operator
@@ -34,7 +35,12 @@ class Held:
         yield from self._waiting.jobs()
 
     def cancel(self, job: str) -> CancelAnswer:
-        """Tell every edge; the one that has it ends it everywhere. Raises `NotFound` when no edge is heard, `Disconnected`."""
+        """Tell every edge; the one that has it ends it everywhere.
+
+        Raises `InvalidRequest` for what cannot be a job, `NotFound` when no edge is heard, `Disconnected`.
+        """
+        if not is_job(job):
+            raise InvalidRequest(f"{job[:64]!r} is no job: 32 hexadecimal digits")
         edges = sorted(self._edges.alive())
         if not edges:
             raise NotFound("No edge is heard.")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from schemas.codec import decode_json
 from schemas.errors import UnreadableMessage
 from schemas.identity import job_id, process_id
 from schemas.job import LANES, Deadlines, Job, Sampling, Tier, pack_ids
@@ -33,9 +34,10 @@ def read_question(data: bytes, wall: float, random: Random) -> Job:
 
     Raises `UnreadableMessage`.
     """
+    asked = decode_json(data, Question)
     try:
-        return _job(msgspec.json.decode(data, type=Question), wall, random)
-    except (msgspec.DecodeError, ValueError) as error:
+        return _job(asked, wall, random)
+    except ValueError as error:
         raise UnreadableMessage(f"no question that can be explained: {error}") from None
 
 

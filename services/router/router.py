@@ -11,8 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TypeVar
 
-import msgspec
-
+from schemas.admin import WorkerQuestion
 from schemas.control import CancelJob
 from schemas.errors import NotFound, UnreadableMessage
 from schemas.job import Job
@@ -21,6 +20,7 @@ from schemas.state import Cause, Death, EdgeBeat, QueueReport, WorkerState
 from schemas.subjects import Subjects
 from services.bus import advisories
 from services.bus.interface import Bus, Msg, Subscription
+from services.bus.questions import read
 from services.bus.typed import Refusals, listen
 from services.bus.work_queue import WorkQueue
 from services.clock import Clock
@@ -147,13 +147,10 @@ class Router:
         return status(self._bus, not self._group, self.view, self.waiting, self.drained)
 
     def eject(self, data: bytes, ejected: bool) -> Status:
-        """What an operator says of one worker, as JSON: {"worker": its process}. Raises `UnreadableMessage`, `NotFound`."""
-        try:
-            worker = msgspec.json.decode(data, type=dict[str, str])["worker"]
-        except (msgspec.DecodeError, KeyError):
-            raise UnreadableMessage('say which: {"worker": "<process>"}') from None
+        """What an operator says of one worker, as a `WorkerQuestion`. Raises `UnreadableMessage`, `NotFound`."""
+        worker = read(data, WorkerQuestion).worker
         if not self.view.eject(worker, ejected):
-            raise NotFound(f"no worker {worker} is known")
+            raise NotFound(f"no worker {worker[:64]!r} is known")
         return self.status()
 
     async def _hear(self, subject: str, kind: type[M], handler: Callable[[M, Msg], None]) -> None:

@@ -19,6 +19,7 @@ from services.bus.job_verbs import job_verbs
 from services.bus.micro import Service
 from services.bus.micro_endpoint import ServiceHandler
 from services.bus.nats_bus import NatsBus
+from services.bus.questions import asks_nothing
 from services.bus.service_connection import connect_service
 from services.bus.typed import Refusals
 from services.clock import SystemClock
@@ -97,8 +98,8 @@ def _admin(bus: NatsBus, router: Router, settings: Settings, metrics: Metrics, s
         bus, "headrace-router", "0.1.0", "Headrace router: where and when a job runs", {"model": ",".join(settings.served_names)}
     )
     verbs: dict[str, ServiceHandler] = {
-        "status": say_status,
-        "metrics": say_metrics,
+        "status": asks_nothing(say_status),
+        "metrics": asks_nothing(say_metrics),
         "explain": explain,
         "eject": eject,
         "readmit": readmit,

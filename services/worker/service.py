@@ -16,6 +16,7 @@ from services.bus.job_verbs import job_verbs
 from services.bus.kv_registry import KvRegistry
 from services.bus.micro import Service
 from services.bus.micro_endpoint import ServiceHandler
+from services.bus.questions import asks_nothing
 from services.bus.typed import Refusals
 from services.engine.protocol import EngineWorn
 from services.worker.detached import Attendance
@@ -119,8 +120,8 @@ async def _serve_admin(worker: Worker, service: Service, stop: asyncio.Event) ->
 
     held = Held(worker)
     verbs: dict[str, ServiceHandler] = {
-        "status": say_status,
-        "metrics": say_metrics,
+        "status": asks_nothing(say_status),
+        "metrics": asks_nothing(say_metrics),
         **job_verbs(worker.bus.process, held.jobs, held.cancel),
         **drain_verbs(set_draining, stop),
     }

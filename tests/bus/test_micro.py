@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import NotFound, UnreadableMessage
+from schemas.errors import HeadraceError, InvalidRequest, NotFound, UnreadableMessage
 from services.bus.interface import Bus, Msg
 from services.bus.micro import MAX_RUNNING, Service
 from services.bus.micro_endpoint import Answer
@@ -51,6 +51,8 @@ class Fixture:
     async def _fail(self, msg: Msg) -> Answer:
         if msg.data == b"known":
             raise NotFound("no such\nworker")
+        if msg.data == b"huge":
+            raise InvalidRequest("no " + "x" * 5_000_000, param="y" * 5_000_000)
         if msg.data == b"unreadable":
             raise UnreadableMessage("not a question")
         raise RuntimeError("secret detail")
@@ -170,3 +172,30 @@ async def test_endpoints_are_literal_subjects(new_bus: NewBus) -> None:
         it.service.endpoint("a", "t.*", it._echo)
     with pytest.raises(ValueError):
         it.service.endpoint("a.b", "t.a", it._echo)
+
+
+async def test_an_error_that_repeats_a_huge_question_is_told_all_the_same(it: Fixture) -> None:
+    answer = await it.ask("t.fail", b"huge", timeout=PATIENCE_S)
+    assert len(answer.data) < 10_000
+    assert json.loads(answer.data)["error"]["message"].startswith("no xxx")
+    assert it.service.stats()["endpoints"][2]["num_errors"] == 1
+
+
+async def test_who_is_refused_because_too_many_run_is_counted(new_bus: NewBus) -> None:
+    bus, caller = await new_bus("worker"), await new_bus("caller")
+    service, full, go = Service(bus, "headrace-worker", "0.1.0", "x"), list[HeadraceError](), asyncio.Event()
+
+    async def wait(_: Msg) -> Answer:
+        await go.wait()
+        return b"done"
+
+    service.endpoint("one", "t.one", wait, most=1, on_full=full.append)
+    await service.start()
+    await bus.flush(PATIENCE_S)
+    first = asyncio.create_task(caller.request("t.one", b"", timeout=PATIENCE_S))
+    await until(lambda: service._endpoints[0].running)
+    assert json.loads((await caller.request("t.one", b"", timeout=PATIENCE_S)).data)["error"]["code"] == "overloaded"
+    assert [error.code for error in full] == ["overloaded"]
+    go.set()
+    assert (await first).data == b"done"
+    await service.drain(PATIENCE_S)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from schemas.errors import NotFound
+from schemas.errors import InvalidRequest, NotFound
 from schemas.lifecycle import State
 from schemas.reply import BY_OPERATOR
 from schemas.state import EdgeBeat, Role
@@ -48,3 +48,14 @@ async def test_its_edge_is_told_of_a_job_that_shall_end(house: House) -> None:
     await until(lambda: house.events)
     [event] = house.events
     assert (event.job, event.state, event.reason, event.attempt) == ("0" * 32, State.CANCELLED, BY_OPERATOR, 0)
+
+
+@pytest.mark.parametrize("job", ["", "x", "0" * 31, "0" * 33, "A" * 32, "*", ">", "0" * 1_000_000])
+async def test_what_is_no_job_is_told_to_nobody(house: House, job: str) -> None:
+    router = house.routers[0]
+    send(house.edge, SUBJECTS.edge_state(EDGE), EdgeBeat(process=EDGE, sent=SystemClock().wall()))
+    await until(router.edges.alive)
+    with pytest.raises(InvalidRequest) as refusal:
+        router.held.cancel(job)
+    assert len(refusal.value.message) < 200
+    assert not house.events

@@ -11,7 +11,7 @@ import asyncio
 from contextlib import suppress
 from random import Random
 
-from schemas.errors import BusError, HeadraceError, InternalError, Unavailable
+from schemas.errors import BusError, HeadraceError, InternalError, PayloadTooLarge, Unavailable
 from schemas.subjects import Subjects
 from services.bus.interface import Bus, Msg, Subscription
 from services.bus.micro import Service
@@ -72,8 +72,17 @@ class NatsChat:
         finally:
             measure.answered()
 
+    def full(self, refusal: HeadraceError) -> None:
+        """A request that was refused because too many run."""
+        measure = Measure(self._served.metrics, self._served.clock)
+        measure.failed(refusal)
+        measure.status = refusal.status
+        measure.answered()
+
     async def _serve(self, msg: Msg, measure: Measure) -> None:
         origin = read_origin(msg)
+        if len(msg.data) > (limit := self._served.settings.max_body_bytes):
+            raise PayloadTooLarge(f"The body is larger than {limit} bytes.")
         if self._traffic.draining:
             raise Unavailable("The server takes no new requests now.", retry_after=1.0)
         self._traffic.enter()
@@ -117,5 +126,6 @@ class NatsChat:
 def chat_service(bus: Bus, subjects: Subjects, chat: NatsChat, most: int, metadata: dict[str, str]) -> Service:
     """As `nats micro ls` shows it: one of the edges gets each request. `most`: requests that run here at once."""
     service = Service(bus, "headrace-chat", "0.1.0", "OpenAI's chat API over NATS", metadata)
-    service.endpoint("chat", subjects.chat(), chat, queue="edges", metadata={"format": "OpenAI chat completion"}, most=most)
+    about = {"format": "OpenAI chat completion"}
+    service.endpoint("chat", subjects.chat(), chat, queue="edges", metadata=about, most=most, on_full=chat.full)
     return service

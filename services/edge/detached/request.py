@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from schemas.codec import Message, decode, encode
+from schemas.errors import UnreadableMessage
 from schemas.job import unpack_ids
 from schemas.reply import FinishReason, Logprob
 from services.edge.jobs.draft import Draft
@@ -11,18 +12,24 @@ from services.edge.store.records import ROWS, Chunk, StoredJob
 
 
 class Request(Message, frozen=True, kw_only=True):
-    """As it lies in a row."""
+    """As it lies in a row. One with an adapter has a place of its own: an edge of an older build, which knows no adapters, refuses
+    a row without `draft`, where it would answer with the plain model."""
 
-    draft: Draft
+    draft: Draft | None = None
+    adapted: Draft | None = None
 
 
 def pack(draft: Draft) -> bytes:
-    return encode(Request(draft=draft))
+    return encode(Request(draft=draft) if draft.adapter is None else Request(adapted=draft))
 
 
 def unpack(request: bytes) -> Draft:
     """Raises `UnreadableMessage`."""
-    return decode(request, Request, ROWS).draft
+    found = decode(request, Request, ROWS)
+    draft = found.draft or found.adapted
+    if draft is None:
+        raise UnreadableMessage("a row without a request")
+    return draft
 
 
 def inherit(row: StoredJob) -> Inherited:

@@ -33,6 +33,9 @@ _PART = 16 * 2**20
 _MOST_PARTS = 9_000
 _STATUS = re.compile(r"status code: (\d{3})( [A-Za-z ]+)?")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+_NO_SUCH_BYTES = "Requested range was invalid"
+"""A local store's word for what others call 416."""
 
 
 class ObjectStore(Protocol):
@@ -95,7 +98,10 @@ class Bucket:
         return int((await self._ask(path, self._store.head_async(path)))["size"])
 
     async def read(self, path: str, start: int, end: int) -> bytes:
-        return bytes(await self._ask(path, self._store.get_range_async(path, start=start, end=end), within=None))
+        try:
+            return bytes(await self._ask(path, self._store.get_range_async(path, start=start, end=end), within=None))
+        except _NoSuchBytes:
+            return b""
 
     async def write(self, path: str, content: bytes | Path) -> None:
         request = self._store.put_async(path, content, chunk_size=_part_bytes(content), max_concurrency=4)
@@ -107,21 +113,38 @@ class Bucket:
 
     async def _ask(self, path: str, request: Awaitable[T], *, within: float | None = _SMALL_S) -> T:
         """`within` None: as long as bytes flow; the client ends a silence, the caller the whole."""
-        from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+        from obstore.exceptions import BaseError
 
-        where = f"{self.url}/{path}" if path else self.url
         try:
             async with asyncio.timeout(within):
                 return await request
-        except FileNotFoundError:
-            raise Missing(f"{where} is not there") from None
-        except (PermissionDeniedError, UnauthenticatedError) as error:
-            raise Forbidden(f"{where}: the store refused our credentials ({explain(error)})") from None
         except TimeoutError:
-            raise Trouble(f"{where}: no answer in time") from None
+            raise Trouble(f"{self._where(path)}: no answer in time") from None
         except (BaseError, OSError) as error:
-            kind = Trouble if _may_pass(error) else ModelError
-            raise kind(f"{where}: {explain(error)}") from None
+            raise self._ours(error, path) from None
+
+    def _where(self, path: str) -> str:
+        return f"{self.url}/{path}" if path else self.url
+
+    def _ours(self, error: Exception, path: str) -> ModelError:
+        """What the library's error means. Listing knows no kinds of errors, so the store's own words count too."""
+        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+        where, text = self._where(path), str(error)
+        code, status = _CODE.search(text), _status(error)
+        if code is not None and code[1] in _NO_BUCKET:
+            return ModelError(f"store.url: {self.url}: there is no such bucket")
+        if isinstance(error, FileNotFoundError):
+            return Missing(f"{where} is not there")
+        if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in ("401", "403"):
+            return Forbidden(f"{where}: the store refused our credentials ({explain(error)})")
+        if status == "416" or _NO_SUCH_BYTES in text:
+            return _NoSuchBytes(f"{where}: it ends before")
+        return (Trouble if _may_pass(status) else ModelError)(f"{where}: {explain(error)}")
+
+
+class _NoSuchBytes(ModelError):
+    """An object ends before what was asked of it."""
 
 
 def _part_bytes(content: bytes | Path) -> int:
@@ -139,7 +162,12 @@ def explain(error: Exception) -> str:
     return text.partition("\n")[0][:200] or type(error).__name__
 
 
-def _may_pass(error: Exception) -> bool:
+def _status(error: Exception) -> str | None:
+    """HTTP's, where the store answered."""
+    found = _STATUS.search(str(error))
+    return None if found is None else found[1]
+
+
+def _may_pass(status: str | None) -> bool:
     """Server errors, throttling, a lost connection may; another answer will be the same the next time."""
-    status = _STATUS.search(str(error))
-    return status is None or status[1] in ("408", "429") or status[1].startswith("5")
+    return status is None or status in ("408", "429") or status.startswith("5")

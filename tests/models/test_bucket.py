@@ -81,8 +81,23 @@ async def test_what_is_not_there_is_missing(store: ObjectStore) -> None:
 async def test_a_bucket_that_is_not_there(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in s3.environment.items():
         monkeypatch.setenv(key, value)
+    store = open_bucket(StoreSettings(url="s3://never-made/models"))
+    for asking in (store.read("a", 0, 5), store.write("a", b"x"), store.folders()):
+        with pytest.raises(ModelError, match=r"store\.url: s3://never-made/models: there is no such bucket") as caught:
+            await asking
+        assert type(caught.value) is ModelError, "no object that is missing"
     with pytest.raises(Missing):
-        await open_bucket(StoreSettings(url="s3://never-made/models")).size("a")
+        await store.size("a")  # the answer to HEAD has no body that would say why
+
+
+async def test_what_lies_behind_an_objects_end_is_nothing(store: ObjectStore) -> None:
+    await store.write("empty", b"")
+    await store.write("short", b"abc")
+    assert [await store.read("empty", 0, 9), await store.read("short", 1, 9), await store.read("short", 3, 9)] == [
+        b"",
+        b"bc",
+        b"",
+    ]
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

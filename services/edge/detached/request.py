@@ -12,8 +12,11 @@ from services.edge.store.records import ROWS, Chunk, StoredJob
 
 
 class Request(Message, frozen=True, kw_only=True):
-    """As it lies in a row. One with an adapter has a place of its own: an edge of an older build, which knows no adapters, refuses
-    a row without `draft`, where it would answer with the plain model."""
+    """As it lies in a row.
+
+    One with an adapter has a place of its own: an edge of an older build, which knows no adapters, refuses a row without `draft`,
+    and would else answer with the plain model.
+    """
 
     draft: Draft | None = None
     adapted: Draft | None = None

@@ -133,7 +133,8 @@ class StepReport:
 
     `drafted`: tokens that were guessed ahead; `accepted`: those of them that were right. `prompts`: of runs that asked
     for it; what is here comes before `tokens`.
-    `preemptions`: how many runs gave up their blocks before it, to wait or to end.
+    `preemptions`: how many runs gave up their blocks before it, to wait or to end. `unfetched`: how many handoffs became older
+    than an engine that moves KV itself keeps them.
     """
 
     tokens: tuple[TokenOutput, ...] = ()
@@ -144,6 +145,7 @@ class StepReport:
     accepted: int = 0
     prompts: tuple[PromptOutput, ...] = ()
     preemptions: int = 0
+    unfetched: int = 0
 
 
 OnStep = Callable[[StepReport], None]

@@ -45,6 +45,7 @@ class Metrics:
         self.prompt_tokens = self._counter(names.PROMPT_TOKENS)
         self.generation_tokens = self._counter(names.GENERATION_TOKENS)
         self.handoffs = self._counter(names.HANDOFFS)
+        self.handoffs_unfetched = self._counter(names.HANDOFFS_UNFETCHED)
         self.handoff_time = self._histogram(names.HANDOFF_TIME)
         self.kv_fetches = self._counter(names.KV_FETCHES)
         self.kv_blocks_fetched = self._counter(names.KV_BLOCKS_FETCHED)

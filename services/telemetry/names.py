@@ -72,6 +72,9 @@ KV_BLOCKS_ORPHANED = _gauge("headrace_kv_blocks_orphaned", "KV blocks that nobod
 KV_SWAP_BLOCKS_USED = _gauge("headrace_kv_swap_blocks_used", "KV blocks of preempted runs, saved outside the pool.")
 KV_SWAP_BLOCKS_TOTAL = _gauge("headrace_kv_swap_blocks_total", "KV blocks that can be saved outside the pool.")
 HANDOFFS = _counter("headrace_handoffs_total", "Handoffs that ended, by outcome.")
+HANDOFFS_UNFETCHED = _counter(
+    "headrace_handoffs_unfetched_total", "Handoffs that nobody fetched within the engine's timeout: it kept their blocks so long."
+)
 HANDOFF_TIME = _histogram("headrace_handoff_seconds", "From the offer of KV blocks to their release.", _FAST)
 KV_FETCHES = _counter("headrace_kv_fetches_total", "Times prefill asked a decode worker for cached KV blocks, by outcome.")
 KV_BLOCKS_FETCHED = _counter("headrace_kv_blocks_fetched_total", "Cached KV blocks that prefill fetched from decode.")

@@ -203,6 +203,8 @@ class Worker:
         if report.drafted:
             self.metrics.draft_tokens.add(report.drafted)
             self.metrics.accepted_tokens.add(report.accepted)
+        if report.unfetched:
+            self.metrics.handoffs_unfetched.add(report.unfetched)
 
     def stop_choices(self, run: Run, choices: Collection[int]) -> None:
         """The edge wants no more of these; the run ends with its last one."""

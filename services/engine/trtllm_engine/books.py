@@ -25,6 +25,9 @@ class Books:
         self._clock = clock
         self._pinned: dict[int, float] = {}
         """Since when."""
+        self._late: set[int] = set()
+        """Of the pinned."""
+        self._newly_late = 0
         self._untracked: list[int] = []
 
     # a run
@@ -57,6 +60,7 @@ class Books:
 
     def observe(self, used: int) -> None:
         """The engine uses `used` blocks: what it has fewer than the books was fetched, what it has more is nobody's."""
+        self._look_for_late()
         self._forget_lapsed()
         explained = self._pool.held - self._reserved() - len(self._untracked)
         for run in list(self._pinned):
@@ -83,6 +87,12 @@ class Books:
         oldest = next(iter(self._pinned.values()), None)
         return oldest is not None and self._clock.monotonic() - oldest > self._timeout_s
 
+    def newly_overdue(self) -> int:
+        """How many handoffs became older than the engine should keep them, since this was asked last."""
+        self._look_for_late()
+        count, self._newly_late = self._newly_late, 0
+        return count
+
     # inside
 
     def _blocks(self, tokens: int) -> int:
@@ -103,8 +113,15 @@ class Books:
             self._pool.give_back(_UNTRACKED, self._untracked[more:])
             del self._untracked[more:]
 
+    def _look_for_late(self) -> None:
+        oldest = self._clock.monotonic() - self._timeout_s
+        late = {run for run, since in self._pinned.items() if since < oldest} - self._late
+        self._late |= late
+        self._newly_late += len(late)
+
     def _unpin(self, run: int) -> None:
         del self._pinned[run]
+        self._late.discard(run)
         self._pool.release(PinnedHolder(run))
 
     def _forget_lapsed(self) -> None:

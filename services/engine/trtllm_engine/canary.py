@@ -23,9 +23,10 @@ _log = logging.getLogger(__name__)
 
 
 class Canary:
-    """`blocks`: of KV that one uses; several where the engine keeps several windows."""
+    """`blocks`: of KV, as the statistics of its own iteration count them: several where the engine keeps several windows, none
+    where they are taken after its end."""
 
-    blocks = 1
+    blocks = 0
 
     def __init__(self, api: Api, llm: Llm, info: EngineInfo) -> None:
         self._api = api
@@ -59,7 +60,7 @@ async def warm_up(canary: Canary, llm: Llm) -> Iteration:
     except Exception as error:
         raise InternalError(f"the engine failed its first request: {error}") from error
     iteration = await _first_iteration(llm, WARM_UP_S)
-    canary.blocks = max(1, iteration.used)
+    canary.blocks = iteration.used
     return iteration
 
 

@@ -90,7 +90,7 @@ class TrtllmEngine:
         self._reports = Reports(on_step, self._fate.fault)
         self._requests = self._no_requests()
         parts = (self.llm, self._canary, self._books, self._mirror, self._clock, self._timeout_s, self._requests, self._fate)
-        watch = self._watch = Watch(*parts, self._on_iteration)
+        watch = self._watch = Watch(*parts, self._on_iteration, self._reports.unfetched)
         self._spawn(watch.read_statistics(), "statistics")
         self._spawn(watch.read_events(), "kv cache events")
         self._spawn(watch.look_after(), "look after the engine")

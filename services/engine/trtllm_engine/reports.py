@@ -21,6 +21,7 @@ class Reports:
         self._prefilled: dict[int, RunTotals] = {}
         self._ended: list[RunEnd] = []
         self._seconds = 0.0
+        self._unfetched = 0
         self._due = False
         self._paused = False
 
@@ -47,6 +48,11 @@ class Reports:
         self._seconds = max(self._seconds, seconds)
         self._tell_soon()
 
+    def unfetched(self, count: int) -> None:
+        """So many handoffs became overdue."""
+        self._unfetched += count
+        self._tell_soon()
+
     def pause(self) -> None:
         self._paused = True
 
@@ -65,8 +71,8 @@ class Reports:
         if self._paused:
             return
         tokens = tuple(sorted(self._tokens, key=lambda output: output.run))  # stable: a run's tokens stay in order
-        report = StepReport(tokens, self._prefilled, tuple(self._ended), self._seconds)
-        self._tokens, self._prefilled, self._ended, self._seconds = [], {}, [], 0.0
+        report = StepReport(tokens, self._prefilled, tuple(self._ended), self._seconds, unfetched=self._unfetched)
+        self._tokens, self._prefilled, self._ended, self._seconds, self._unfetched = [], {}, [], 0.0, 0
         self._tell(report)
 
     def _tell(self, report: StepReport) -> None:

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Watch:
-    """`timeout_s`: of transfers. `on_iteration`: gets each iteration's statistics."""
+    """`timeout_s`: of transfers. `on_iteration`: gets each iteration's statistics; `on_overdue`: how many handoffs became so."""
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class Watch:
         requests: Requests,
         fate: Fate,
         on_iteration: Callable[[Iteration], None],
+        on_overdue: Callable[[int], None],
     ) -> None:
         self._llm = llm
         self._canary = canary
@@ -51,6 +52,7 @@ class Watch:
         self._requests = requests
         self._fate = fate
         self._on_iteration = on_iteration
+        self._on_overdue = on_overdue
         self._used = 0
         self._leaking_since: float | None = None
         self._may_log = AtMost(clock.monotonic)
@@ -84,7 +86,8 @@ class Watch:
         """One item of `get_stats_async`. Raises ValueError for what is none."""
         iteration = read_iteration(item)
         self._used = iteration.used
-        self._books.observe(iteration.used)
+        own = self._canary.blocks if self._jobless else 0  # only a canary makes iterations then
+        self._books.observe(max(0, iteration.used - own))
         self._on_iteration(iteration)
 
     async def until_fetched(self, seconds: float) -> None:
@@ -96,7 +99,9 @@ class Watch:
 
     async def tick(self) -> None:
         """One look at what the engine keeps. Raises `EngineWorn`, and what broke the engine."""
-        if not self._books.overdue and not self._in_use:
+        if late := self._books.newly_overdue():
+            self._on_overdue(late)
+        if not self._books.overdue and not self._in_use and not (self._jobless and self._books.pinned):
             self._leaking_since = None
             return
         if self._books.overdue and self._may_log() is not None:
@@ -106,9 +111,14 @@ class Watch:
         self._judge()
 
     @property
+    def _jobless(self) -> bool:
+        """No request of ours is in the engine."""
+        return not len(self._requests)
+
+    @property
     def _in_use(self) -> bool:
-        """Blocks are, though no request of ours is in the engine. What a canary itself used is no more than it used at first."""
-        return not len(self._requests) and self._used > self._canary.blocks
+        """Blocks are, more than a canary's own, though no request of ours is in the engine."""
+        return self._jobless and self._used > max(1, self._canary.blocks)
 
     def _judge(self) -> None:
         """Blocks in use that no request, and no handoff that may still be fetched, explains. Raises `EngineWorn`.

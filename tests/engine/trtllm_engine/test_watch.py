@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,18 +11,21 @@ import pytest
 from schemas.lifecycle import State
 from schemas.state import Role
 from services.clock import ManualClock, SystemClock
-from services.engine.protocol import EngineWorn
+from services.engine.protocol import EngineWorn, StepReport
 from services.engine.trtllm_engine.books import Books
 from services.engine.trtllm_engine.canary import Canary, warm_up
 from services.engine.trtllm_engine.fate import Fate
+from services.engine.trtllm_engine.reports import Reports
 from services.engine.trtllm_engine.shutdown import end
 from services.engine.trtllm_engine.statistics import IterationStatistics, read_iteration
 from services.engine.trtllm_engine.watch import Watch
 from services.kv.holders import ReservationHolder
 from services.kv.pool import BlockPool
+from services.telemetry.metrics import Metrics
 from tests.engine.trtllm_engine.double import World
 from tests.engine.trtllm_engine.rig import Heard, build, engines, spec
 from tests.waiting import until
+from tests.worker.rig import rig
 
 
 async def hand_off(prefill: Heard, run: int) -> None:
@@ -80,7 +84,7 @@ async def test_an_idle_engine_is_not_replaced() -> None:
 class QuickCanary(Canary):
     """It answers at once; the statistics are what the test says they are."""
 
-    def __init__(self, blocks: int = 1) -> None:
+    def __init__(self, blocks: int = 0) -> None:
         self.blocks = blocks
         self.runs = 0
 
@@ -89,10 +93,14 @@ class QuickCanary(Canary):
         return True
 
 
-def watch(canary: QuickCanary, clock: ManualClock) -> Watch:
+def watch(
+    canary: QuickCanary, clock: ManualClock, books: Books | None = None, on_overdue: Callable[[int], None] = lambda _: None
+) -> Watch:
     """Of an engine without requests, whose transfers time out after 10 s."""
     nothing: Any = None
-    return Watch(nothing, canary, Books(BlockPool(20), 4, 10.0, clock), nothing, clock, 10.0, [], Fate(), lambda _: None)  # type: ignore[arg-type]
+    books = books or Books(BlockPool(20), 4, 10.0, clock)
+    requests: Any = []
+    return Watch(nothing, canary, books, nothing, clock, 10.0, requests, Fate(), lambda _: None, on_overdue)
 
 
 def using(blocks: int) -> dict[str, object]:
@@ -115,6 +123,22 @@ async def test_two_looks_at_old_statistics_are_no_leak() -> None:
     clock.advance(20.5)
     with pytest.raises(EngineWorn, match="5 KV blocks are in use, and nobody uses them"):
         await looked.tick()
+
+
+@pytest.mark.parametrize("own", [0, 1])
+async def test_an_idle_engine_is_asked_whether_a_short_handoff_was_fetched(own: int) -> None:
+    """Of one block, as a canary takes it; whether statistics see that or not was measured when the engine began."""
+    clock, canary = ManualClock(), QuickCanary(blocks=own)
+    books = Books(BlockPool(20), 4, 10.0, clock)
+    looked = watch(canary, clock, books)
+    books.begin(1, 4)
+    books.pin(1)
+    looked.on_statistics(using(1 + own))
+    await looked.tick()
+    assert (canary.runs, books.pinned) == (1, 1), "it is asked, and the handoff is still there"
+    looked.on_statistics(using(own))
+    await looked.tick()
+    assert (canary.runs, books.pinned) == (1, 0)
 
 
 async def test_what_a_canary_itself_takes_is_no_leak() -> None:
@@ -189,6 +213,50 @@ def test_a_handoff_stays_in_the_books_as_long_as_the_engine_says_so() -> None:
     clock.advance(21.0)
     assert not books.pinned, "the engine says nothing any more"
     assert pool.held == 0
+
+
+def test_each_handoff_that_becomes_overdue_is_counted_once() -> None:
+    clock = ManualClock()
+    books = Books(BlockPool(20), 4, 10.0, clock)
+    for run in (1, 2):
+        books.begin(run, 12)
+        books.pin(run)
+        clock.advance(6.0)
+    assert books.newly_overdue() == 1
+    assert books.newly_overdue() == 0
+    clock.advance(6.0)
+    books.observe(0)  # the engine gave it up before anybody looked
+    assert books.newly_overdue() == 1
+    books.begin(3, 12)
+    books.pin(3)
+    books.observe(0)
+    clock.advance(20.0)
+    assert books.newly_overdue() == 0, "it was fetched"
+
+
+async def test_an_overdue_handoff_reaches_the_workers_metrics() -> None:
+    """An operator watches this: each keeps blocks for as long as the engine's timeout."""
+    clock, told = ManualClock(), list[int]()
+    books = Books(BlockPool(20), 4, 10.0, clock)
+    looked = watch(QuickCanary(), clock, books, told.append)
+    books.begin(1, 12)
+    books.pin(1)
+    await looked.tick()
+    clock.advance(10.5)
+    await looked.tick()
+    await looked.tick()
+    assert told == [1]
+    reports: list[StepReport] = []
+    asked = Reports(reports.append, lambda error: None)
+    asked.unfetched(1)
+    asked.unfetched(1)
+    await until(lambda: reports)
+    assert [report.unfetched for report in reports] == [2]
+    metrics = Metrics.collecting("p1-0000000000000")
+    async with rig() as r:
+        r.prefill.metrics = metrics
+        r.prefill.on_step(reports[0])
+    assert "headrace_handoffs_unfetched_total 2.0" in metrics.prometheus_text().decode()
 
 
 def test_the_books_never_call_fewer_blocks_used_than_the_engine() -> None:

@@ -1,6 +1,6 @@
 """The whole stack, as `make up` starts it, against llama.cpp's server: through HTTP, in one run, turn by turn. Run it alone:
 
-    .venv/bin/python -m bench.e2e --llama-server PATH --weights F16.gguf Q4_1.gguf [--rounds 5] [--window 8]
+    .venv/bin/python -m bench.e2e --llama-server PATH --weights F16.gguf Q4_1.gguf [--rounds 5]
 
 One prefill and one decode worker, one configuration for all rows. The servers take turns, the order changing from round to
 round, and a ratio is the median of the pairs'. The first weights given are the opponent of the targets; each is tuned first
@@ -31,7 +31,6 @@ def main() -> None:
     parser.add_argument("--llama-server", type=Path)
     parser.add_argument("--weights", type=Path, nargs="+", default=[], metavar="GGUF")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--window", type=float, default=8.0, help="seconds of the rows with arriving prompts")
     parser.add_argument("--untuned", type=int, metavar="THREADS", help="no tuning: flash attention and batches as they come")
     parser.add_argument("--home", type=Path, default=Path(os.environ.get("HEADRACE_HOME", "~/.cache/headrace")).expanduser())
     options = parser.parse_args()
@@ -44,11 +43,11 @@ def main() -> None:
         rivals = {path.stem: servers.enter_context(rival(options.llama_server, path, choice)) for path, choice in best.items()}
         print("idle:", *memories(ours, rivals), sep="\n  ")
         work = Workloads(Path(scratch), load, ours.model, options.rounds + 1)
-        turns = take_turns(work, ours, rivals, options.rounds, options.window)
+        turns = take_turns(work, ours, rivals, options.rounds)
         print()
         print(table(turns.pop("Headrace"), {f"llama.cpp {name}": figures for name, figures in turns.items()}))
         print()
-        print_lags(ours, work, options.window, options.rounds)
+        print_lags(ours, work, options.rounds)
         print("after the load:", *memories(ours, rivals), sep="\n  ")
 
 
@@ -67,7 +66,7 @@ def configure(server: Path, weights: Path, scratch: Path, load: Path, untuned: i
     return tune(server, weights, score)
 
 
-def take_turns(work: Workloads, ours: Stack, rivals: dict[str, Rival], rounds: int, window: float) -> dict[str, list[Figures]]:
+def take_turns(work: Workloads, ours: Stack, rivals: dict[str, Rival], rounds: int) -> dict[str, list[Figures]]:
     """Every row of every server, `rounds` times after a turn that warms up; in each round in another order."""
     ports = {"Headrace": ours.port, **{name: running.port for name, running in rivals.items()}}
     turns: dict[str, list[Figures]] = {name: [] for name in ports}
@@ -77,24 +76,27 @@ def take_turns(work: Workloads, ours: Stack, rivals: dict[str, Rival], rounds: i
     for turn in range(rounds):
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
-            turns[name].append(work.one_turn(ports[name], turn, window))
+            turns[name].append(work.one_turn(ports[name], turn))
             figures = ", ".join(f"{row} {value:.1f}" for row, value in turns[name][-1].items())
             print(f"round {turn + 1} {name}: {figures}", flush=True)
     return turns
 
 
-def print_lags(ours: Stack, work: Workloads, window: float, turn: int) -> None:
+def print_lags(ours: Stack, work: Workloads, turn: int) -> None:
     """Of every process, with eight streams running and one prompt of 8,000 tokens after the other."""
     before = lag.read(ours)
-    running, arriving = work.beside(ours.port, LONGEST_ARRIVALS, window, turn)
+    running, arriving = work.beside(ours.port, LONGEST_ARRIVALS, turn)
     after = lag.read(ours)
+    tokens = arriving["prompt_tokens"] // arriving["n"]
     print(
-        f"beside prompts of {arriving['prompt_tokens'] // max(1, arriving['n'])} tokens, {arriving['n']} of them: "
+        f"{arriving['n']} prompts of {tokens} tokens, one after the other in {arriving['secs']:.0f} s; beside them "
         f"inter-token p99 {running['itl_ms']['p99']:.0f} ms, {running['tok_s']:.0f} tokens/s\n\n"
-        f"| event loop late, at most, ms | p50 | p99 (target < {LAG_TARGET_MS:.0f}) | max |\n|---|---|---|---|"
+        f"| event loop late, at most, ms | p50 | p99 (target < {LAG_TARGET_MS:.0f}) | max | computing | waiting for a core |\n"
+        "|---|---|---|---|---|---|"
     )
     for process, late in lag.lags(before, after).items():
-        print(f"| {process.split('-')[0]} | {late.p50:g} | {late.p99:g} | {late.worst:g} |")
+        times = f"{late.p50:g} | {late.p99:g} | {late.worst:g}"
+        print(f"| {process.split('-')[0]} | {times} | {late.computing:.1%} | {late.waiting:.1%} |")
 
 
 def memories(ours: Stack, rivals: dict[str, Rival]) -> list[str]:

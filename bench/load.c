@@ -6,7 +6,7 @@
 //
 // BODIES holds one JSON body a line; STREAMS requests are open at a time. Prints one JSON object: requests and tokens per
 // second, time to first token and between tokens in ms, and the share of a core this program itself took. -d measures for
-// that long, whatever -n says: what is open then is cut off, its tokens so far count. -r opens the streams one by one, evenly over so
+// that long, whatever -n says, or until SIGTERM: what is open then is cut off, its tokens so far count. -r opens the streams one by one, evenly over so
 // many seconds. `jitter_ms`: how much the gaps between tokens, from the second token on, differ from the usual one, their median.
 // -q asks for immediate ACKs, -v prints every event.
 #define _GNU_SOURCE
@@ -16,6 +16,7 @@
 #include <math.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -90,6 +91,11 @@ static int ep;
 static double lastdone;
 static long off = 0;
 static int closing = 0, qack = 0;
+static volatile sig_atomic_t told_to_end;
+static void end_now(int number) {
+    (void)number;
+    told_to_end = 1;
+}
 static void dial(conn *c) {
     c->fd = socket(AF_INET, SOCK_STREAM, 0);
     int one = 1;
@@ -416,6 +422,7 @@ int main(int ac, char **av) {
         bodies = realloc(bodies, (nb + 1) * sizeof *bodies);
         bodies[nb++] = strdup(l);
     }
+    signal(SIGTERM, end_now);
     ep = epoll_create1(0);
     conn *cs = calloc(C, sizeof *cs);
     for (int i = 0; i < C && !ramp; i++)
@@ -436,7 +443,7 @@ int main(int ac, char **av) {
         if (!act)
             break;
         int k = epoll_wait(ep, ev, 1024, begun < C ? 1 : window ? 10 : 1000);
-        if (window && now() - T0 >= window) {
+        if (told_to_end || (window && now() - T0 >= window)) {
             for (int i = 0; i < C; i++)
                 if (cs[i].active)
                     tok_ev += cs[i].events, tok_us += cs[i].events;

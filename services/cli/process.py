@@ -18,6 +18,7 @@ import uvloop
 
 from schemas.errors import HeadraceError
 from services.cli.failure import EXIT_FAILED, EXIT_USAGE, CommandError
+from services.cli.short_turns import take_short_turns
 from services.models.errors import ModelError
 from services.settings.errors import SettingsError
 from services.settings.settings import Settings
@@ -37,6 +38,7 @@ _log = logging.getLogger("headrace.process")
 def run(serve: Serve, settings: Settings, process: str) -> int:
     """Run `serve` to its end; the exit code."""
     configure(settings.log_level, process)
+    take_short_turns()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_until_stopped(serve, settings, process))

@@ -18,9 +18,9 @@ _SAID = Path("/proc/thread-self/sched")
 _PROCESS = """
 import asyncio
 from services.cli.process import run
-from services.settings import Settings
+from services.settings.settings import Settings
 from tests.cli.test_short_turns import turn
-async def serve(settings, process, stop):
+async def serve(settings, process, stop, loaded):
     print(turn(), await asyncio.to_thread(turn))
 run(serve, Settings(), 'r1-0k3v9x00abcde')
 """

@@ -3,12 +3,14 @@
 Decode rows come first, one token each; what is left of the step's token budget goes to prompts in order of their turns, cut into
 chunks (chunked prefill, Sarathi-Serve, arXiv 2403.02310). The budget is a time: a step should take `target_s`, so that a
 cancel or a new arrival waits for one step at most. Turns are in order of arrival, but an enterprise prompt comes before others
-that came up to `AHEAD_S` before it, also when they are half computed: those wait, with what they have, and never for long.
+that came up to `AHEAD_S` before it, also when they are half computed: those wait, with what they have, and never for long. And
+while a long prompt has its turn, half of each step goes to much shorter ones behind it: it delays them by the step in progress.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -118,8 +120,8 @@ class ChunkedScheduler:
         rows = [sequence for sequence in decode if sequence.computable][: self._max_batch]
         chunks = [Chunk(sequence, sequence.computed, 1, True) for sequence in rows]
         budget, scoring = self._budget(len(rows)), SCORED
-        for sequence in sorted(prompts, key=turn):
-            count = min(sequence.computable, budget, scoring if sequence.scoring else budget)
+        for sequence, share in shares(sorted(prompts, key=turn), budget):
+            count = min(share, budget, scoring if sequence.scoring else budget)
             if count > 0:
                 last = count == sequence.uncomputed
                 chunks.append(Chunk(sequence, sequence.computed, count, samples=last and bool(sequence.drawing)))
@@ -146,6 +148,29 @@ _RANK = {Tier.ENTERPRISE: 0, Tier.PAID: 1, Tier.FREE: 2}
 def turn(sequence: Sequence) -> float:
     """Prompts with a smaller one are computed first; equal ones in order of arrival."""
     return sequence.came_at if sequence.spec.tier is Tier.ENTERPRISE else sequence.came_at + AHEAD_S
+
+
+def shares(in_turn: Seq[Sequence], budget: int) -> Iterator[tuple[Sequence, int]]:
+    """Who takes what of a step of `budget` prompt tokens, in order and at most; `in_turn` as `turn` says."""
+    shorter, half = _much_shorter(in_turn, budget), budget // 2
+    for sequence in shorter:
+        share = min(sequence.computable, half)
+        half -= share
+        yield sequence, share
+    for sequence in in_turn:
+        if sequence not in shorter:
+            yield sequence, sequence.computable
+
+
+def _much_shorter(in_turn: Seq[Sequence], budget: int) -> list[Sequence]:
+    """Those with at most half of what the first one has left, if that is more than a step; nobody is one to an enterprise prompt
+    but others of its tier. Equal prompts are computed one after the other: in turns, all would be as late as the last."""
+    first = next((sequence for sequence in in_turn if sequence.computable > 0), None)
+    if first is None or first.computable <= budget:
+        return []
+    is_urgent = first.spec.tier is Tier.ENTERPRISE
+    behind = [sequence for sequence in in_turn if sequence.spec.tier is Tier.ENTERPRISE or not is_urgent]
+    return sorted((each for each in behind if 2 * each.uncomputed <= first.uncomputed), key=lambda each: each.uncomputed)
 
 
 def makes_way(sequence: Sequence, now: float) -> bool:

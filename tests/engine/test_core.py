@@ -113,6 +113,17 @@ async def test_a_long_prompt_is_chunked_beside_a_running_decode() -> None:
         assert rig.tokens(2) == [31, 32, 33, 34, 35]
 
 
+async def test_a_short_prompt_that_comes_behind_a_long_one_waits_for_the_step_in_progress() -> None:
+    async with Rig(paused=True, max_tokens=8) as rig:
+        rig.engine.prefill(spec(1, [1] * 60, max_tokens=1))
+        await until(lambda: rig.runner.in_step)
+        rig.engine.prefill(spec(2, [1] * 4, max_tokens=1))
+        rig.runner.open.set()
+        await rig.ended(1, 2)
+        assert [(chunk.sequence.run, chunk.count) for chunk in rig.runner.steps[1]] == [(2, 4), (1, 4)]
+        assert [output.run for output in rig.outputs] == [2, 1]
+
+
 # admission
 
 

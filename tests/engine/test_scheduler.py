@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,6 +65,31 @@ def test_an_enterprise_prompt_comes_before_others_that_came_not_long_ago() -> No
     assert shape(scheduler().plan([begun, queued, urgent])) == [(3, 0, 20, True), (1, 32, 12, False)]
     late = came(waiting(3, 20, tier=Tier.ENTERPRISE), 10.0 + AHEAD_S + 0.1)
     assert shape(scheduler().plan([begun, queued, late])) == [(1, 32, 28, True), (3, 0, 4, False)]
+
+
+def test_a_long_prompt_delays_much_shorter_ones_by_the_step_in_progress() -> None:
+    """The shortest first; what they leave of their half is the long one's."""
+    step = scheduler().plan([waiting(1, 500, computed=64), waiting(2, 14), waiting(3, 9)])
+    assert shape(step) == [(3, 0, 9, True), (2, 0, 7, False), (1, 64, 16, False)]
+    assert shape(scheduler().plan([waiting(1, 500), waiting(2, 5)])) == [(2, 0, 5, True), (1, 0, 27, False)]
+
+
+def test_nearly_equal_prompts_are_computed_one_after_the_other() -> None:
+    assert shape(scheduler().plan([waiting(1, 500), waiting(2, 251)])) == [(1, 0, 32, False)]
+    assert shape(scheduler().plan([waiting(1, 500, computed=480), waiting(2, 10)])) == [(1, 480, 20, True), (2, 0, 10, True)]
+
+
+async def test_who_holds_up_nobody_is_no_long_prompt() -> None:
+    """It waits for its grammar, so what it could not compute is others' anyway."""
+    pending = waiting(1, 500, computed=499)
+    pending.grammar = asyncio.get_running_loop().create_future()
+    assert shape(scheduler().plan([pending, waiting(2, 500), waiting(3, 8)])) == [(3, 0, 8, True), (2, 0, 24, False)]
+
+
+def test_only_enterprise_prompts_are_computed_beside_a_long_enterprise_one() -> None:
+    long = waiting(1, 500, tier=Tier.ENTERPRISE)
+    step = scheduler().plan([long, waiting(2, 5), waiting(3, 6, tier=Tier.ENTERPRISE)])
+    assert shape(step) == [(3, 0, 6, True), (1, 0, 26, False)]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +167,9 @@ def test_every_prompt_token_is_computed_once_in_order(lengths: list[int], token_
         if step is None:
             break
         assert 0 < step.prompt_tokens <= max_tokens
+        oldest = next(sequence for sequence in sequences if sequence.uncomputed)
+        (own,) = [chunk.count for chunk in step.chunks if chunk.sequence is oldest]
+        assert 2 * own >= min(oldest.uncomputed, step.prompt_tokens), "nobody starves"
         for chunk in step.chunks:
             assert chunk.start == chunk.sequence.computed
             chunk.sequence.computed += chunk.count

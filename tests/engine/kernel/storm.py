@@ -1,7 +1,8 @@
 """Random trouble for two engines with the kernel: whatever happens, every row of logits is that of its ids computed alone.
 
 Runs arrive, with one choice or several, are computed here or handed over, preempted, swapped, hit the prefix cache, are cancelled
-and resumed. After each action both pools' books are checked. A storm is drawn from one seed, which says it again.
+and resumed. Every answer is what is drawn from such rows, one token after the other. After each action both pools' books are
+checked. A storm is drawn from one seed, which says it again.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from schemas.handoff import FirstToken
 from schemas.job import Choice, Sampling, Tier
 from schemas.lifecycle import State
 from services.engine.core import StepEngine
-from services.engine.protocol import RunSpec, StepReport
-from services.engine.runner import Outcome
+from services.engine.history import History
+from services.engine.protocol import RunSpec, StepReport, TokenOutput
+from services.engine.runner import Outcome, Sampled
+from services.engine.sampling import Draw, sample
 from services.engine.scheduler import Step
 from services.engine.torch_engine.kernel.model import Floats
 from services.kv.holders import RunHolder
@@ -24,6 +27,26 @@ from services.kv.pool import PoolExhausted
 from tests.engine.kernel.rig import Machine
 
 Ids = tuple[int, ...]
+Said = dict[int, list[TokenOutput]]
+"""What each choice got of one attempt, in order."""
+
+HABITS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {},
+    {"frequency_penalty": 0.5, "temperature": 0.0},
+    {"top_p": 0.7, "top_k": 9999, "logprobs": 2},
+    {"min_p": 1.0, "logprobs": 0},
+    {
+        "repetition_penalty": 1.2,
+        "presence_penalty": -0.4,
+        "logit_bias": {5: 4.0, 6: -100.0, 7: 4.0, 9: 4.0},
+        "stop_token_ids": (5, 7),
+        "min_tokens": 6,
+        "logprobs": 20,
+        "top_k": 40,
+        "min_p": 0.01,
+    },
+)
 
 
 class Gate:
@@ -92,11 +115,12 @@ class Storm:
         self._next = 0
         self._live: dict[int, tuple[str, RunSpec]] = {}
         self._first: dict[int, list[FirstToken]] = {}
-        self._got: dict[int, dict[int, list[int]]] = {}
+        self._got: dict[int, Said] = {}
+        self._answers: list[tuple[RunSpec, Said]] = []
         self._done: dict[int, set[int]] = {}
         self._resumable: list[RunSpec] = []
         self._handing_over: list[int] = []
-        self.counts = dict.fromkeys(("rows", "preempted", "swapped", "hits", "handoffs", "resumed", *State), 0)
+        self.counts = dict.fromkeys(("rows", "drawn", "preempted", "swapped", "hits", "handoffs", "resumed", *State), 0)
 
     async def run(self, actions: int) -> None:
         """Raises AssertionError at the first row that differs, or when an engine's books are wrong."""
@@ -152,10 +176,9 @@ class Storm:
         sampling = Sampling(
             seed=self._random.randrange(2**32),
             max_tokens=self._random.randint(1, self._longest),
-            temperature=self._random.choice((0.0, 1.0)),
-            frequency_penalty=self._random.choice((0.0, 0.5)),
             ignore_eos=self._random.random() < 0.5,
             prompt_logprobs=0 if self._random.random() < 0.05 else None,
+            **self._random.choice(HABITS),
         )
         prompt = tuple(self._prompt(self._random))
         self._begin(prompt, tuple(Choice(index=index) for index in range(n)), sampling, self._random.choice(list(Tier)))
@@ -175,7 +198,7 @@ class Storm:
         except PoolExhausted:
             return
         self._live[spec.run] = name, spec
-        self._got[spec.run] = {choice.index: list(choice.generated) for choice in choices}
+        self._got[spec.run] = {choice.index: [] for choice in choices}
         self._done[spec.run] = set()
 
     async def _hand_over(self) -> None:
@@ -213,7 +236,7 @@ class Storm:
     def _on_step(self, name: str, report: StepReport) -> None:
         self.counts["preempted"] += report.preemptions
         for output in report.tokens:
-            self._got[output.run][output.choice].append(output.token)
+            self._got[output.run][output.choice].append(output)
             self.counts["hits"] += output.cached_tokens > 0
             if output.finish is not None:
                 self._done[output.run].add(output.choice)
@@ -232,7 +255,12 @@ class Storm:
         got, done = self._got.pop(run), self._done.pop(run)
         self._first.pop(run, None)
         self.counts[state] += 1
-        left = tuple(Choice(index=index, generated=tuple(ids)) for index, ids in got.items() if index not in done)
+        self._answers.append((spec, got))
+        left = tuple(
+            Choice(index=choice.index, generated=(*choice.generated, *(output.token for output in got[choice.index])))
+            for choice in spec.choices
+            if choice.index not in done
+        )
         if state in (State.RETRY, State.CANCELLED) and left and all(len(c.generated) < spec.sampling.max_tokens for c in left):
             self._resumable.append(RunSpec(run, spec.prompt, left, spec.sampling, spec.tier))
 
@@ -245,3 +273,21 @@ class Storm:
                 for end, row in enumerate(self._alone.whole(longest), start=1):
                     found = gate.seen.pop(longest[:end], None)
                     assert found in (None, row.tobytes()), f"the logits after {longest[:end]} are not those of these ids alone"
+        for spec, said in self._answers:
+            for choice in spec.choices:
+                self._draw_again(spec, choice, said[choice.index])
+        self._answers.clear()
+
+    def _draw_again(self, spec: RunSpec, choice: Choice, said: Sequence[TokenOutput]) -> None:
+        """Each token by itself, from the row that the ids before it give alone and a history made of them."""
+        self.counts["drawn"] += len(said)
+        before = [*spec.prompt, *choice.generated]
+        rows = self._alone.whole([*before, *(output.token for output in said)])[len(before) - 1 :]
+        history = History(spec.prompt)
+        history.extend(choice.generated)
+        enders = (*spec.sampling.stop_token_ids, *(() if spec.sampling.ignore_eos else self._engines["decode"].info.eos_ids))
+        for index, (output, row) in enumerate(zip(said, rows, strict=False), start=len(choice.generated)):
+            banned = enders if index < spec.sampling.min_tokens else ()
+            (drawn,) = sample(row[None], [Draw(spec.sampling, choice.index, index, banned, history)])
+            assert (output.index, drawn) == (index, Sampled(output.token, output.logprob)), f"{spec}, choice {choice.index}"
+            history.extend([output.token])

@@ -52,7 +52,8 @@ class Draw:
 
 
 def sample(logits: NDArray[np.float32], draws: Sequence[Draw]) -> list[Sampled | Failed]:
-    """One outcome for each row of `logits` [rows, vocab]. A row with NaN or an infinity, or a broken grammar, fails alone."""
+    """One outcome for each row of `logits` [rows, vocab]. A row with NaN or an infinity, a broken grammar, or nothing that may be
+    drawn fails alone."""
     finite = np.isfinite(logits.min(axis=1)) & np.isfinite(logits.max(axis=1))
     rows = zip(logits, draws, finite, strict=True)
     return [_draw(row, draw) if good else Failed("logits are not finite") for row, draw, good in rows]
@@ -65,6 +66,8 @@ def uniform(seed: int, choice: int, index: int) -> float:
 
 
 def _draw(row: NDArray[np.float32], draw: Draw) -> Sampled | Failed:
+    if draw.constraint is None and len(draw.banned) >= len(row):
+        return Failed("every token is banned", InvalidRequest.code)
     try:
         shaped = _shaped(row, draw)
     except ConstraintBroken as broken:

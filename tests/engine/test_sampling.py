@@ -245,6 +245,21 @@ def test_no_bias_brings_back_what_may_not_be_drawn() -> None:
     assert one(row, draw(logit_bias={2: 100.0}, temperature=0.0)).token == 2
 
 
+@pytest.mark.parametrize("kept", [{}, {"temperature": 0.0}, {"top_k": 3}, {"min_p": 0.5}, {"top_p": 0.5}])
+def test_a_row_of_which_nothing_may_be_drawn_fails_alone(kept: dict[str, Any]) -> None:
+    failed, good = sample(np.zeros((2, 5), np.float32), [draw(banned=tuple(range(5)), **kept), draw(banned=(0, 1, 2, 3), **kept)])
+    assert isinstance(failed, Failed)
+    assert isinstance(good, Sampled)
+    assert good.token == 4
+
+
+@pytest.mark.parametrize("kept", [{"top_k": 2**31}, {"min_p": 1.0}, {"min_p": 5e-324}, {"temperature": 5e-324}, {"top_p": 5e-324}])
+def test_limits_beyond_any_use(kept: dict[str, Any]) -> None:
+    row = np.array([1.0, 3.0, 2.0, 3.0], np.float32)
+    allowed = {0, 1, 2, 3} if kept.keys() <= {"top_k"} or kept == {"min_p": 5e-324} else {1, 3}
+    assert {one(row, draw(index=index, **kept)).token for index in range(200)} == allowed - ({3} if "top_p" in kept else set())
+
+
 def test_a_vocabulary_smaller_than_the_alternatives_asked_for() -> None:
     logprob = one(np.zeros(5, np.float32), draw(logprobs=20)).logprob
     assert logprob is not None

@@ -19,6 +19,7 @@ from services.engine.torch_engine.kernel.start import load_kernel
 from services.engine.torch_engine.pool_size import BLOCK_TOKENS
 from services.kv.hashing import kv_compat
 from services.kv.prefix_cache import prefix_cache
+from services.models.errors import ModelError
 from services.models.store import ModelFiles
 from services.settings.worker import WorkerSettings
 
@@ -35,7 +36,7 @@ def build(files: ModelFiles, settings: WorkerSettings, clock: Clock, *, kernels:
     damaged, `SettingsError` for too little KV memory.
     """
     config = load_config(files.config)
-    eos_ids = read_eos_ids(files.folder)
+    eos_ids = _eos_ids(files, config)
     backend = _backend(files, config, settings, eos_ids, kernels)
     grammars = read_grammars(files, config.vocab, eos_ids)
     info = _info(files, config, settings, backend, eos_ids, kinds(grammars))
@@ -49,6 +50,15 @@ def build(files: ModelFiles, settings: WorkerSettings, clock: Clock, *, kernels:
         clock=clock,
         grammars=grammars,
     )
+
+
+def _eos_ids(files: ModelFiles, config: LlamaConfig) -> frozenset[int]:
+    """Those that can be drawn: a tokenizer may know more tokens than the model has rows for."""
+    named = read_eos_ids(files.folder)
+    found = frozenset(token for token in named if 0 <= token < config.vocab)
+    if not found:
+        raise ModelError(f"end of sequence {sorted(named)} is outside a vocabulary of {config.vocab}: answers would never end")
+    return found
 
 
 def _backend(

@@ -104,6 +104,8 @@ def parse_rope(raw: Mapping[str, Any]) -> Rope:
     Raises `ModelError` for a kind this engine does not compute, or one with parts missing; TypeError, ValueError.
     """
     rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        raise ModelError(f"rope parameters by layer type ({', '.join(rope)}) are not supported by this engine")
     theta = float(_first(rope.get("rope_theta"), raw.get("rope_theta"), 10_000.0))
     if (part := _first(rope.get("partial_rotary_factor"), raw.get("partial_rotary_factor"), 1.0)) != 1.0:
         raise ModelError(f"partial_rotary_factor {part} is not supported by this engine")

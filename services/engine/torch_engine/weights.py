@@ -62,6 +62,8 @@ def load_weights(files: Sequence[Path], config: LlamaConfig, place: Place = CPU)
         source = _Source(stack, files, place)
         source.refuse_misfits(_shapes(config), config.tied)
         embed = source.take(_EMBED)
+        if config.tied:
+            source.refuse_another_head(embed)
         return Weights(
             embed=embed,
             layers=tuple(_layer(source, config, f"model.layers.{number}") for number in range(config.layers)),
@@ -90,6 +92,11 @@ class _Source:
         parts = [self._file_of[name].get_tensor(name) for name in names]
         device, dtype = self._place.device, self._place.dtype
         return torch.cat([part.to(dtype) for part in parts]).to(device) if parts[1:] else parts[0].to(device, dtype, copy=True)
+
+    def refuse_another_head(self, embed: Tensor) -> None:
+        """A tied model may store its head once more, but not one of its own."""
+        if _HEAD in self._file_of and not torch.equal(self.take(_HEAD), embed):
+            raise ModelError(f"{_HEAD} is not the embedding, which tie_word_embeddings makes the head; set that to false to use it")
 
     def refuse_misfits(self, expected: dict[str, tuple[int, ...]], tied: bool) -> None:
         if missing := [name for name in expected if name not in self._file_of]:

@@ -15,6 +15,7 @@ import torch
 
 from services.engine.torch_engine.config import load_config
 from services.engine.torch_engine.kernel.batch import Batch
+from services.engine.torch_engine.kernel.checkpoint import Mapped
 from services.engine.torch_engine.kernel.library import DType, Library
 from services.engine.torch_engine.kernel.model import KernelModel, StopFlag
 from services.models.errors import ModelError
@@ -147,6 +148,18 @@ def test_a_bias_that_the_configuration_promises_must_be_there(library: Library, 
     config = replace(load_config(half_gqa.files.config), qkv_bias=True)
     with pytest.raises(ModelError, match=r"lack model\.layers\.0\.self_attn\.q_proj\.bias"):
         KernelModel(library, config, tensors_in(half_gqa.files.folder), np.zeros(0, np.uint8), max_rows=1, max_threads=1)
+
+
+def test_a_tied_model_may_store_its_head_once_more_but_none_of_its_own(library: Library, half_gqa: tiny.Tiny) -> None:
+    config, tensors = replace(load_config(half_gqa.files.config), tied=True), tensors_in(half_gqa.files.folder)
+
+    def open_with(head: Mapped) -> KernelModel:
+        changed = tensors | {"lm_head.weight": head}
+        return KernelModel(library, config, changed, np.zeros(0, np.uint8), max_rows=1, max_threads=1)
+
+    open_with(tensors["model.embed_tokens.weight"]).close()
+    with pytest.raises(ModelError, match=r"lm_head\.weight is not the embedding"):
+        open_with(tensors["lm_head.weight"])
 
 
 def test_gate_and_up_of_different_types_are_refused(library: Library, half_gqa: tiny.Tiny) -> None:

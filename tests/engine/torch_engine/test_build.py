@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -71,6 +72,18 @@ def test_a_model_that_could_never_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="end-of-sequence"):
         read_eos_ids(tmp_path)
+
+
+def test_an_end_of_sequence_that_no_row_of_logits_has(gqa: tiny.Tiny, tmp_path: Path) -> None:
+    """It would be banned, before `min_tokens`, in a row that does not have it: a step that breaks, for all its runs."""
+    folder = Path(shutil.copytree(gqa.files.folder, tmp_path / "model"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [tiny.EOS, tiny.VOCAB]}))
+    assert tiny.engine(tiny.files_of(folder)).info.eos_ids == {tiny.EOS}
+    for name in ("generation_config.json", "config.json"):
+        content = json.loads((folder / name).read_text()) | {"eos_token_id": tiny.VOCAB}
+        (folder / name).write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=r"\[257\] is outside a vocabulary of 257"):
+        tiny.engine(tiny.files_of(folder))
 
 
 def test_openmp_is_told_not_to_spin_before_torch_is_loaded() -> None:

@@ -94,6 +94,7 @@ def test_a_sliding_window_that_no_layer_uses(unused: dict[str, Any]) -> None:
         ({"rope_scaling": {"type": "linear", "factor": 0.0}}, r"'linear' with factor 0\.0"),
         ({"rope_scaling": {"type": "yarn", "factor": "wide"}}, "config.json"),
         ({"rope_scaling": "yarn"}, "config.json"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}}, r"by layer type \(full_attention\)"),
         ({"rope_theta": 1.0}, r"rope_theta 1\.0"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"mlp_bias": True}, "mlp_bias"),

@@ -112,6 +112,16 @@ def test_a_tied_model_may_store_its_head_once_more(tied: tiny.Tiny, tmp_path: Pa
     assert load_weights([copy], load_config(tied.files.config)).embed.shape == (tiny.VOCAB, 48)
 
 
+def test_a_tied_model_with_a_head_of_its_own_is_refused(tied: tiny.Tiny, tmp_path: Path) -> None:
+    """transformers 4 took the embedding, 5 takes the head that is stored: which is meant, the configuration must say."""
+    (file,) = tied.files.safetensors
+    tensors = load_file(file)
+    other = tmp_path / "model.safetensors"
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].flip(0).contiguous()}, other)
+    with pytest.raises(ModelError, match=r"lm_head\.weight is not the embedding"):
+        load_weights([other], load_config(tied.files.config))
+
+
 @pytest.mark.parametrize("content", [b"", b"not safetensors at all", b"\xff" * 64])
 def test_a_broken_file(gqa: tiny.Tiny, tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "model.safetensors"

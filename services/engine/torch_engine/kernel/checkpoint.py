@@ -36,6 +36,9 @@ class Mapped:
     def address(self) -> int:
         return int(self.data.ctypes.data)
 
+    def same_as(self, other: Mapped) -> bool:
+        return (self.dtype, self.shape) == (other.dtype, other.shape) and np.array_equal(self.data, other.data)
+
     def as_float32(self) -> NDArray[np.float32]:
         """A copy, for the small tensors: norms and biases."""
         if self.dtype is DType.BF16:

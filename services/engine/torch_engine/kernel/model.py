@@ -149,6 +149,11 @@ class _Source:
         unused = sorted(name for name in self._tensors.keys() - self._used - ignored if not name.endswith("rotary_emb.inv_freq"))
         if unused:
             raise ModelError(f"the weights hold what this model does not have: {unused[0]} and {len(unused) - 1} more")
+        head = self._tensors.get("lm_head.weight") if tied else None
+        if head is not None and not head.same_as(self._tensors["model.embed_tokens.weight"]):
+            raise ModelError(
+                "lm_head.weight is not the embedding, which tie_word_embeddings makes the head; set that to false to use it"
+            )
 
     def _floats(self, name: str, width: int) -> int:
         copy = self._take(name, (width,)).as_float32()

@@ -52,6 +52,10 @@ class LlamaConfig:
         return self.heads // self.kv_heads
 
 
+ANOTHER_HEAD = "lm_head.weight is not the embedding, which tie_word_embeddings makes the head; set that to false to use it"
+"""What transformers 4 passed over and 5 computes with; only the configuration can say which is meant."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Architecture:
     """What transformers takes for granted of a model class. `head_dim`, `kv_heads` None: follow from the number of heads."""

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from services.engine.torch_engine.config import LlamaConfig
+from services.engine.torch_engine.config import ANOTHER_HEAD, LlamaConfig
 from services.engine.torch_engine.device import CPU, Place
 from services.models.errors import ModelError
 
@@ -96,7 +96,7 @@ class _Source:
     def refuse_another_head(self, embed: Tensor) -> None:
         """A tied model may store its head once more, but not one of its own."""
         if _HEAD in self._file_of and not torch.equal(self.take(_HEAD), embed):
-            raise ModelError(f"{_HEAD} is not the embedding, which tie_word_embeddings makes the head; set that to false to use it")
+            raise ModelError(ANOTHER_HEAD)
 
     def refuse_misfits(self, expected: dict[str, tuple[int, ...]], tied: bool) -> None:
         if missing := [name for name in expected if name not in self._file_of]:

@@ -113,7 +113,6 @@ def test_a_tied_model_may_store_its_head_once_more(tied: tiny.Tiny, tmp_path: Pa
 
 
 def test_a_tied_model_with_a_head_of_its_own_is_refused(tied: tiny.Tiny, tmp_path: Path) -> None:
-    """transformers 4 took the embedding, 5 takes the head that is stored: which is meant, the configuration must say."""
     (file,) = tied.files.safetensors
     tensors = load_file(file)
     other = tmp_path / "model.safetensors"

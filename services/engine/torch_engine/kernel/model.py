@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from services.engine.torch_engine.config import LlamaConfig
+from services.engine.torch_engine.config import ANOTHER_HEAD, LlamaConfig
 from services.engine.torch_engine.kernel.batch import Batch
 from services.engine.torch_engine.kernel.checkpoint import Mapped
 from services.engine.torch_engine.kernel.library import STRIP, DType, Layer, Library, Linear, Model, Result, Step
@@ -151,9 +151,7 @@ class _Source:
             raise ModelError(f"the weights hold what this model does not have: {unused[0]} and {len(unused) - 1} more")
         head = self._tensors.get("lm_head.weight") if tied else None
         if head is not None and not head.same_as(self._tensors["model.embed_tokens.weight"]):
-            raise ModelError(
-                "lm_head.weight is not the embedding, which tie_word_embeddings makes the head; set that to false to use it"
-            )
+            raise ModelError(ANOTHER_HEAD)
 
     def _floats(self, name: str, width: int) -> int:
         copy = self._take(name, (width,)).as_float32()

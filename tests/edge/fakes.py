@@ -330,8 +330,8 @@ class Api:
         about = (1_700_000_000, texts, selection or SelectionSettings())
         self.served = Served(edge, self.jobs, texts[models[0]], meter, clock, Random(3), self.metrics, *about)
         self.keys = FakeKeys()
-        keyring = Keyring(self.keys, SECRET, SystemClock())
-        door = Door(keyring, lambda name: tenant(SECRET, name), open_on_loopback=True)
+        self.keyring = Keyring(self.keys, SECRET, SystemClock())
+        door = Door(self.keyring, lambda name: tenant(SECRET, name), open_on_loopback=True)
         self.admin_app: FastAPI = create_admin_app(self.served, self.traffic)
         self.app: FastAPI = create_app(self.served, self.traffic, door, lambda: "req-made")
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 import pytest
 from starlette.routing import Route
 
 from schemas.job import Tier
 from services.edge.tenant import tenant
-from tests.edge.fakes import MODEL, SECRET, Api
+from tests.edge.fakes import MODEL, SECRET, Api, Script
+from tests.edge.sse import read_stream
+from tests.text.tiny import byte_ids
+from tests.waiting import PATIENCE_S, until
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 
@@ -59,6 +64,25 @@ async def test_what_a_caller_says_of_its_own_rank_counts_for_nothing() -> None:
     claims = {"priority": 100, "service_tier": "priority", "tier": "enterprise", "user": "admin"}
     assert (await ask(api, "/v1/chat/completions", key, body=CHAT | claims)).status_code == 200
     assert api.jobs.draft.tier is Tier.FREE
+
+
+async def test_a_key_that_is_revoked_while_its_stream_runs() -> None:
+    """The stream goes on to its end; the next request is refused once the edge has heard of it."""
+    api = Api()
+    key, go = api.keys.make(), asyncio.Event()
+    api.jobs.default = Script([byte_ids("hello")], go=go)
+    streamed = asyncio.create_task(ask(api, "/v1/chat/completions", key, body=CHAT | {"stream": True}))
+    await until(lambda: api.jobs.handles and api.jobs.handles[0].waiting.is_set())
+    api.keys.change(key, revoked=1.0, changed=1.0)
+    keeping_up = asyncio.create_task(api.keyring.run())
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while (await ask(api, "/v1/models", key)).status_code != 401:  # noqa: ASYNC110 - told in answers only
+                await asyncio.sleep(0.01)
+    finally:
+        keeping_up.cancel()
+    go.set()
+    assert read_stream((await streamed).content).content == "hello"
 
 
 async def test_models_that_are_not_the_keys() -> None:

@@ -137,6 +137,28 @@ async def test_wrong_values(param: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"n": 16384}, "n"),
+        ("/v1/chat/completions", {"n": 17}, "n"),
+        ("/v1/chat/completions", {"n": 16, "max_tokens": 2**31}, "n"),
+        ("/v1/completions", {"n": 16, "max_tokens": 2**31}, "n"),
+        ("/v1/completions", {"best_of": 16384}, "best_of"),
+        ("/v1/completions", {"prompt": ["x"] * 2048}, "prompt"),
+        ("/v1/completions", {"prompt": ["x"] * 2048, "n": 16}, "prompt"),
+        ("/v1/completions", {"prompt": ["x"] * 16, "n": 16}, "prompt"),
+    ],
+)
+async def test_what_costs_too_much_reaches_no_engine(path: str, fields: dict[str, Any], param: str) -> None:
+    """Of the gateway's faults: choices, prompts and tokens of one request are bounded together."""
+    api = Api(max_generated_tokens=4096)
+    api.jobs.capabilities = Capabilities(seed=True, n=True)
+    prompt = {"messages": [USER]} if "chat" in path else {"prompt": "x"}
+    check(await api.call(path, **{**prompt, **fields}), 400, param=param)
+    assert api.jobs.handles == []
+
+
+@pytest.mark.parametrize(
     "fields", [{"logit_bias": {"x" * 100_000: 101}}, {"model": "x" * 100_000}, {"tool_choice": {"x" * 100_000: 1}}]
 )
 async def test_a_refusal_repeats_little_of_what_was_sent(fields: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from schemas.job import unpack_ids
 from tests.edge.fakes import CONTEXT, Api
 from tests.text.tiny import CONFIG, byte_ids, tiny_prompts
 
@@ -27,6 +28,16 @@ async def test_messages_are_what_a_chat_would_send() -> None:
     assert told["token_strs"] is None
 
 
+async def test_tools_are_part_of_a_chat() -> None:
+    api = Api()
+    api.jobs.context = 4096
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    told = (await api.call("/tokenize", messages=CHAT, tools=tools)).json()
+    assert (await api.post(messages=CHAT, tools=tools)).status_code == 200
+    assert told["tokens"] == unpack_ids(api.jobs.draft.prompt)
+    assert told["count"] > (await api.call("/tokenize", messages=CHAT)).json()["count"]
+
+
 async def test_no_worker_is_needed() -> None:
     api = Api()
     api.jobs.served = False
@@ -42,6 +53,12 @@ async def test_no_worker_is_needed() -> None:
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"prompt": "x", "model": "other"}, "model"),
+        ("/tokenize", {"prompt": "x", "add_special_tokens": False}, "add_special_tokens"),
+        ("/tokenize", {"prompt": "x", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        ("/tokenize", {"messages": CHAT, "add_special_tokens": True}, "add_special_tokens"),
+        ("/tokenize", {"messages": CHAT, "add_generation_prompt": False}, "add_generation_prompt"),
+        ("/tokenize", {"messages": CHAT, "chat_template": "{{ messages }}"}, "chat_template"),
+        ("/tokenize", {"messages": CHAT, "tools": [{}]}, "tools[0].type"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": ["5"]}, "tokens[0]"),
         ("/detokenize", {"tokens": [5, True]}, "tokens[1]"),

@@ -13,12 +13,14 @@ from starlette.responses import Response
 from schemas.errors import InvalidRequest
 from services.edge.api import document
 from services.edge.api.body import read_json
+from services.edge.api.extras import OF_CHAT, OF_TEXT, refuse_extras
 from services.edge.api.messages import check_messages
 from services.edge.api.ports import TextModel
 from services.edge.api.prompts import read_ids
-from services.edge.api.request import read_request
+from services.edge.api.request import ChatRequest, read_request
 from services.edge.api.served import Served
 from services.edge.api.template_variables import read_variables
+from services.edge.api.tools import read_tools
 from services.edge.selection import told
 from services.edge.selection.asking import asking
 from services.edge.selection.features import of_messages, of_texts
@@ -33,6 +35,7 @@ class TokenizeRequest(BaseModel):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[Any, document.MESSAGES] = None
+    tools: list[Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
@@ -50,16 +53,19 @@ class Tokens:
 
     async def tokenize(self, request: Request) -> Response:
         """Raises `HeadraceError`."""
-        asked = read_request(TokenizeRequest, await self._body(request))
+        body = await self._body(request)
+        asked = read_request(TokenizeRequest, body)
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidRequest("Either 'prompt' or 'messages' is needed.", param="prompt")
+        refuse_extras(body, OF_CHAT if asked.prompt is None else OF_TEXT)
         if asked.prompt is not None:
             text = self._text(request, asked.model, partial(of_texts, [asked.prompt]))
             ids = await text.encode_text(asked.prompt)
         else:
-            messages = check_messages(asked.messages)
-            text = self._text(request, asked.model, partial(of_messages, messages))
-            ids = await text.encode(messages, variables=read_variables(asked.chat_template_kwargs))
+            messages, variables = check_messages(asked.messages), read_variables(asked.chat_template_kwargs)
+            tools = read_tools(ChatRequest.model_construct(model="", tools=asked.tools))
+            text = self._text(request, asked.model, partial(of_messages, messages, tools=tools is not None))
+            ids = await text.encode(messages, tools.functions if tools else (), variables)
         card = self._served.jobs.card(text.name)
         told = {
             "count": len(ids),

@@ -18,6 +18,9 @@ async def history(
     asked: ResponsesRequest, tenant: str, responses: SqlResponseStore, conversations: SqlConversationStore
 ) -> list[Item]:
     """Oldest first. Raises `PreviousResponseNotFound`, `NotFound`, `InvalidRequest`, `StoreUnavailable`."""
+    if asked.previous_response_id is not None and asked.conversation is not None:
+        text = "Only one of 'previous_response_id' and 'conversation' can say what came before."
+        raise InvalidRequest(text, param="previous_response_id")
     if asked.previous_response_id is not None:
         return await _along(asked.previous_response_id, tenant, responses)
     name = asked.conversation_id

@@ -76,9 +76,6 @@ class ResponsesRequest(GenerationRequest):
 
 def check(asked: ResponsesRequest, *, follows_grammars: bool) -> None:
     """Raises `InvalidRequest`, `UnsupportedParameter` for the first field that is wrong or would have to be ignored."""
-    if asked.previous_response_id is not None and asked.conversation is not None:
-        text = "Only one of 'previous_response_id' and 'conversation' can say what came before."
-        raise InvalidRequest(text, param="previous_response_id")
     if asked.background and not asked.stored:
         raise InvalidRequest("A background response has to be stored.", param="background")
     for name, wanted in _unsupported(asked, follows_grammars).items():

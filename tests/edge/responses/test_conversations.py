@@ -86,6 +86,13 @@ async def test_what_writes_is_a_request_of_the_minute(api: ResponsesApi) -> None
         assert (await api.ask("GET", path, key)).status_code == 200
 
 
+async def test_a_history_has_one_source(api: ResponsesApi) -> None:
+    """Whether or not either is there."""
+    refused = (await api.respond(conversation="conv_x", previous_response_id="resp_x")).json()["error"]
+    assert refused["message"].startswith("Only one of")
+    assert refused["param"] == "previous_response_id"
+
+
 async def test_tenants_do_not_see_each_other(api: ResponsesApi) -> None:
     ours, theirs = api.keys.make(tenant="acme"), api.keys.make(tenant="globex")
     made = await api.ask("POST", "/v1/conversations", ours, items=[{"role": "user", "content": "x", "id": "msg_1"}])

@@ -15,6 +15,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from random import Random
@@ -40,6 +41,7 @@ from services.kv.holders import RunHolder
 from services.kv.pool import BlockPool
 from services.kv.prefix_cache import prefix_cache
 from services.telemetry.metrics import Metrics
+from services.worker.steps import take_step
 from services.worker.worker import Worker
 from tests.engine.scripted import scripted_info
 from tests.nats_fixture import NatsServer
@@ -123,7 +125,7 @@ async def whole_worker(bus: Bus, rows: int) -> float:
         give(computing, run, what)
         worker.admit(run, what, 2, State.DECODING, lambda: None)
     began = time.process_time()
-    computing.start(worker.on_step)
+    computing.start(partial(take_step, worker))
     await worker.idle(60.0)
     spent = time.process_time() - began
     await worker.close()

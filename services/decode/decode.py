@@ -22,6 +22,7 @@ from services.engine.protocol import DecodeEngine, RunSpec
 from services.kv.holders import ReservationHolder, RunHolder
 from services.kv.pool import PoolExhausted
 from services.kv.transfer.interface import TransferClient, TransferError, TransferServer
+from services.worker.admission import queue_refusal, refusal
 from services.worker.isolation import begin_alone, make_alone
 from services.worker.runs import Run
 from services.worker.waiting import begin, give_up
@@ -57,7 +58,7 @@ class Decode:
         worker, run = self._worker, handoff.run
         if handoff.opaque:
             return self._opaque.take(handoff)
-        reason = worker.refusal(run, handoff.job, begun=True) or self._unusable(handoff)
+        reason = refusal(worker, run, handoff.job, begun=True) or self._unusable(handoff)
         if reason:
             return worker.refused(run, reason)
         try:
@@ -135,7 +136,7 @@ class Decode:
 
     def _prefill_here(self, placement: Placement) -> WorkerAnswer:
         worker, job, run = self._worker, placement.job, placement.run
-        reason = worker.refusal(run, job)
+        reason = refusal(worker, run, job)
         if job.suspect and not worker.suspects.ask(job.job):
             reason = reason or "isolating"
         if not reason and job.suspect:
@@ -143,7 +144,7 @@ class Decode:
             admitted = worker.admit(run, job, 2, State.PREFILLING, lambda: None)
             begin_alone(worker, admitted, lambda: self._engine.prefill(RunSpec.of(run, job), then_decode=True))
             return worker.accepted(run)
-        reason = reason or self._no_slot() or worker.queue_refusal(job)
+        reason = reason or self._no_slot() or queue_refusal(worker, job)
         if not reason:
             try:
                 self._engine.prefill(RunSpec.of(run, job), then_decode=True)

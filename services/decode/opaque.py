@@ -16,6 +16,7 @@ from schemas.placement import WorkerAnswer
 from services.decode.first import output
 from services.engine.protocol import DecodeEngine, RunSpec
 from services.kv.holders import ReservationHolder, RunHolder
+from services.worker.admission import refusal
 from services.worker.isolation import make_alone
 from services.worker.runs import Run
 from services.worker.waiting import give_up
@@ -35,7 +36,7 @@ class OpaqueHandoffs:
             return worker.refused(run, "duplicate")
         if handoff.kv_compat != self._engine.info.kv_compat:
             return worker.refused(run, "other_kv")
-        ending = _ending(worker.refusal(run, handoff.job, begun=True))
+        ending = _ending(refusal(worker, run, handoff.job, begun=True))
         self._claim(run)
         if handoff.job.suspect:
             taken = worker.admit(run, handoff.job, 2, State.HANDING_OFF, _not_yet, handoff.prefill)
@@ -84,16 +85,16 @@ class OpaqueHandoffs:
             pool.transfer(reservation, RunHolder(run))
 
 
-def _ending(refusal: str) -> _Ending | None:
+def _ending(reason: str) -> _Ending | None:
     """What a run ends as that would not have been taken, were its handoff not here. A worker that drains keeps its promises."""
-    match refusal:
+    match reason:
         case "" | "draining":
             return None
         case "cancelled":
             return State.CANCELLED, ""
         case "expired":
             return State.EXPIRED, "total_deadline"
-        case reason:
+        case _:
             return State.RETRY, reason
 
 

@@ -23,6 +23,7 @@ from services.prefill.fetching import Fetching, Wanted
 from services.prefill.first import first_token
 from services.prefill.opaque import OpaqueHandoffs
 from services.prefill.reservations import Reservations
+from services.worker.admission import queue_refusal, refusal
 from services.worker.isolation import begin_alone
 from services.worker.runs import Run
 from services.worker.waiting import begin, give_up
@@ -60,12 +61,12 @@ class Prefill:
     def _admit(self, placement: Placement) -> WorkerAnswer:
         worker, job, run = self._worker, placement.job, placement.run
         to_fetch = placement.fetch.blocks * self._engine.info.block_tokens if placement.fetch is not None else 0
-        reason = worker.refusal(run, job) or ("" if placement.decode else "no_decode")
+        reason = refusal(worker, run, job) or ("" if placement.decode else "no_decode")
         if not reason and job.suspect:
             admitted = worker.admit(run, job, 1, State.PREFILLING, lambda: None, placement.decode)
             begin_alone(worker, admitted, lambda: self._engine.prefill(RunSpec.of(run, job)))
             return worker.accepted(run)
-        reason = reason or worker.queue_refusal(job, to_fetch) or self._begin(placement)
+        reason = reason or queue_refusal(worker, job, to_fetch) or self._begin(placement)
         return worker.refused(run, reason) if reason else worker.accepted(run)
 
     def _begin(self, placement: Placement) -> str:

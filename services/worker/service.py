@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from schemas.errors import BusUnavailable, JobFailed
 from services.bus.drain_verbs import drain_verbs
@@ -26,6 +27,7 @@ from services.worker.hearing import hear
 from services.worker.held import Held
 from services.worker.kvevents import KvEventFeed
 from services.worker.status import WorkerStatus, register_gauges, status
+from services.worker.steps import take_step
 from services.worker.upkeep import keep_up
 from services.worker.worker import Worker
 
@@ -45,7 +47,7 @@ async def run(
     drain_s: float,
 ) -> None:
     """Serve `phases` until `stop`, then drain for at most `drain_s` seconds. Raises what broke the engine."""
-    worker.engine.start(worker.on_step)
+    worker.engine.start(partial(take_step, worker))
     await hear(worker, refusals)
     for start in phases:
         await start(refusals)

@@ -14,7 +14,7 @@ from typing import Any
 
 from schemas.control import Control, Verb
 from schemas.errors import BusError, JobFailed
-from schemas.job import Job, Tier
+from schemas.job import Job
 from schemas.lifecycle import State
 from schemas.placement import Accept, Refuse
 from schemas.reply import BY_OPERATOR, OWNED, Event
@@ -23,12 +23,11 @@ from schemas.subjects import Subjects
 from services.bus.interface import Bus
 from services.bus.typed import send
 from services.clock import Clock
-from services.engine.protocol import Engine, RunSpec, StepReport, TokenOutput
-from services.kv.hashing import cap_hit
+from services.engine.protocol import Engine, TokenOutput
 from services.telemetry.metrics import Metrics
 from services.worker.beats import Beats
 from services.worker.edges import EdgeWatch
-from services.worker.frames import by_choice, prompt_frame, token_frame
+from services.worker.frames import token_frame
 from services.worker.outbox import Outbox
 from services.worker.replay import ReplayRing
 from services.worker.runs import UNATTENDED_S, Run, RunTable
@@ -67,24 +66,6 @@ class Worker:
 
     # admission
 
-    def refusal(self, run: int, job: Job, *, begun: bool = False) -> str:
-        """Why a run cannot begin here, "" when it can: what every phase checks first. `begun`: another worker hands it on."""
-        if self.beats.draining:
-            return "draining"
-        if self.isolates or (self.suspects and not job.suspect):
-            return "isolating"
-        if job.model != self.engine.info.model:
-            return "wrong_model"
-        if job.weights and job.weights != self.engine.info.weights:
-            return "other_weights"
-        if self.runs.cancelled_early(run) or (self.edges.gone(job.edge) and not (begun and job.detached)):
-            return "cancelled"
-        if self.runs.known(run):
-            return "duplicate"
-        if self.edges.remaining(job.edge, job.deadlines, job.deadlines.total) <= 0:
-            return "expired"
-        return ""
-
     @property
     def isolates(self) -> bool:
         """A job that may kill this process is here, and must be alone."""
@@ -100,20 +81,6 @@ class Worker:
         self.outbox.flush()
         self.beats.changed()
         return admitted
-
-    def queue_refusal(self, job: Job, to_fetch: int = 0) -> str:
-        """A worker queues one step's work at most; an idle queue takes any prompt. What is cached here is no work, nor are
-        the first `to_fetch` tokens, which are said to be cached elsewhere.
-        """
-        stats = self.engine.stats()
-        queued = self.beats.queued_tokens(stats)
-        if job.tier is Tier.ENTERPRISE and stats.queued == stats.yielding_queued:
-            queued -= stats.queued_tokens  # all of them make way for it
-        room = stats.step_tokens - queued
-        tokens = job.prompt_tokens + sum(len(choice.generated) for choice in job.open_choices)
-        if not queued or tokens - to_fetch <= room or tokens - self._cached_tokens(job) <= room:
-            return ""
-        return "no_credit"
 
     def accepted(self, run: int) -> Accept:
         return Accept(run=run, credits=self.beats.credits())
@@ -166,45 +133,6 @@ class Worker:
         """An operator ends the run, also one that was to go on elsewhere: the job goes on nowhere."""
         self.drop(run)
         run.ending = (State.CANCELLED, BY_OPERATOR)
-
-    def on_step(self, report: StepReport) -> None:
-        """What one engine step did, as the engine reports it."""
-        for scored in report.prompts:
-            run = self.runs.get(scored.run)
-            if run is not None:
-                self.outbox.frame(run.job.reply_to, prompt_frame(run, scored))
-        for outputs in by_choice(report.tokens):
-            run = self.runs.get(outputs[0].run)
-            if run is not None:
-                if run.state is State.PREFILLING and run.hop == 2:
-                    run.advance(State.DECODING)
-                elif run.state is State.HANDING_OFF and run.hop == 2:  # the engine has fetched its KV
-                    self.advance(run, State.DECODING)
-                self.frame(run, *outputs)
-        for prefilled in report.prefilled:
-            run = self.runs.get(prefilled)
-            if run is not None and self.on_prefilled is not None:
-                run.totals = report.prefilled[prefilled]
-                self.on_prefilled(run)
-        for ended in report.ended:
-            run = self.runs.get(ended.run)
-            if run is not None:
-                state, reason = run.ending if ended.state is State.CANCELLED else (ended.state, ended.reason)
-                self.end(run, state, reason, ended.code)
-        self.outbox.flush()
-        if self.outbox.full:
-            self.engine.pause()  # `upkeep` resumes it
-        if report.ended or report.prefilled:
-            self.beats.changed()
-        if report.preemptions:
-            self.metrics.preemptions.add(report.preemptions)
-        if report.seconds:
-            self.metrics.engine_step_time.record(report.seconds)
-        if report.drafted:
-            self.metrics.draft_tokens.add(report.drafted)
-            self.metrics.accepted_tokens.add(report.accepted)
-        if report.unfetched:
-            self.metrics.handoffs_unfetched.add(report.unfetched)
 
     def stop_choices(self, run: Run, choices: Collection[int]) -> None:
         """The edge wants no more of these; the run ends with its last one."""
@@ -278,13 +206,6 @@ class Worker:
 
     def _to_come(self) -> int:
         return sum(run.to_come for run in self.runs)
-
-    def _cached_tokens(self, job: Job) -> int:
-        if job.sampling.prompt_logprobs is not None:
-            return 0  # it needs every token of its prompt computed
-        info, spec = self.engine.info, RunSpec.of(0, job)
-        hashes = spec.hashes(info)[: cap_hit(len(spec.trunk), info.block_tokens)]
-        return len(self.engine.pool.prefix.match(hashes)) * info.block_tokens
 
     def _left(self) -> None:
         self._run_left.set()

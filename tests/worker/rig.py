@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, Literal
 
@@ -45,6 +46,7 @@ from services.text.grammar_cache import GrammarCache
 from services.worker.detached import Attendance
 from services.worker.digests import send_digests
 from services.worker.hearing import hear
+from services.worker.steps import take_step
 from services.worker.upkeep import keep_up
 from services.worker.worker import Worker
 from tests.text.tiny import tiny_tokenizer_json
@@ -235,7 +237,7 @@ async def rig(
     decode_phase = Decode(workers["d1"], engines["d1"], transfer, servers["d1"])
     refusals = Refusals()
     for worker in workers.values():
-        worker.engine.start(worker.on_step)
+        worker.engine.start(partial(take_step, worker))
         await hear(worker, refusals)
         worker.spawn(keep_up(worker), "upkeep")
         worker.spawn(Attendance(worker, refusals).run(), "attendance")

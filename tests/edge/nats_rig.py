@@ -31,13 +31,21 @@ CHAT = Subjects().chat()
 
 
 @asynccontextmanager
-async def edge(server: AccountServer, *told: AccountRecord, most: int = 8, api: Api | None = None) -> AsyncIterator[Api]:
-    """`told`: what accounts may do."""
+async def edge(
+    server: AccountServer,
+    *told: AccountRecord,
+    most: int = 8,
+    api: Api | None = None,
+    drain_s: float = PATIENCE_S,
+    name: str = EDGE,
+    loses_it: bool = False,
+) -> AsyncIterator[Api]:
+    """`told`: what accounts may do. `loses_it`: the connection, which nobody else can make it do."""
     api, store = api or Api(), FakeAccounts()
     store.told(*told)
-    bus = await connect([server.url], EDGE, "edge", credentials=Credentials("edge", server.passwords["edge"]))
+    bus = await connect([server.url], name, "edge", credentials=Credentials("edge", server.passwords["edge"]))
     accounts = Accounts(store, lambda name: tenant(SECRET, name), SystemClock())
-    chat = NatsChat(bus, Subjects(), api.served, api.traffic, accounts, Random(5))
+    chat = NatsChat(bus, Subjects(), api.served, api.traffic, accounts, Random(name))
     service = chat_service(bus, Subjects(), chat, most, {})
     try:
         await chat.open()
@@ -46,10 +54,10 @@ async def edge(server: AccountServer, *told: AccountRecord, most: int = 8, api: 
         yield api
     finally:
         never_lost = bus.steady_for() == float("inf")
-        await service.drain(PATIENCE_S)
+        await service.drain(drain_s)
         await chat.close()
         await bus.drain(PATIENCE_S)
-    assert never_lost, "somebody made the edge lose its connection"
+    assert never_lost or loses_it, "somebody made the edge lose its connection"
     assert not violations(server.log)
 
 

@@ -47,6 +47,13 @@ class AccountServer:
     def log(self) -> str:
         return self._log.read_text()
 
+    def restart(self) -> None:
+        """kill -9, and a new start that knows nothing of before."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(PATIENCE_S)
+        self.__enter__()
+
     def __enter__(self) -> AccountServer:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen([binary(), "-c", str(self._config)], stderr=log)

@@ -81,10 +81,10 @@ class Exchange(Response):
         except JobCancelled:
             return  # we gave it up ourselves: nobody is there to read
         except HeadraceError as error:
-            await self._fail(writer, error)
+            await self.fail(writer, error)
         except Exception:
             _log.exception("an answer failed", extra={"headrace_fields": {"request": self._request_id}})
-            await self._fail(writer, internal_error(self._request_id))
+            await self.fail(writer, internal_error(self._request_id))
 
     async def start(self, writer: Writer, status: int, headers: Iterable[Header]) -> None:
         """The head of the response, with what its caller asked to be told of the placement."""
@@ -112,7 +112,8 @@ class Exchange(Response):
         """The last that is written when an answer fails after its first byte."""
         raise NotImplementedError
 
-    async def _fail(self, writer: Writer, error: HeadraceError) -> None:
+    async def fail(self, writer: Writer, error: HeadraceError) -> None:
+        """The end of what cannot be written to its end."""
         self._measure.failed(error)
         if not self._answer.usage.completion_tokens:
             self._reservation.undo()

@@ -11,7 +11,7 @@ import asyncio
 from contextlib import suppress
 from random import Random
 
-from schemas.errors import BusError, HeadraceError, InternalError, PayloadTooLarge, Unavailable
+from schemas.errors import BusError, EdgeUnavailable, HeadraceError, InternalError, PayloadTooLarge, Unavailable
 from schemas.subjects import Subjects
 from services.bus.interface import Bus, Msg, Subscription
 from services.bus.micro import Service
@@ -29,6 +29,8 @@ from services.edge.nats_api.writer import NatsWriter
 from services.edge.selection.turns import Asking
 
 HINT = "Headrace-Hint"
+_LATE_S = 1.0
+"""A job that takes too long is ended by its own deadline, and its caller is told."""
 
 
 class NatsChat:
@@ -102,7 +104,11 @@ class NatsChat:
         work = asyncio.ensure_future(exchange.work(writer))
         gone = asyncio.ensure_future(watch.gone.wait())
         try:
-            await asyncio.wait([work, gone], timeout=self._served.settings.total_deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            timeout = self._served.settings.total_deadline_s + _LATE_S
+            await asyncio.wait([work, gone], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the end of this process; what the service layer would say comes after a stream's end
+            with suppress(BusError):
+                await exchange.fail(writer, EdgeUnavailable("The server is shutting down.", retry_after=1.0))
         finally:
             left = None if work.done() else CLIENT_GONE
             for task in (work, gone):

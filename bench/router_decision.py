@@ -27,12 +27,13 @@ from schemas.job import Deadlines, Job, Sampling
 from schemas.state import Capabilities, Credits, Rates, Role, WorkerState
 from services.clock import ManualClock
 from services.router.chains import Chains
+from services.router.estimate import Charge
 from services.router.placement import Local, Pair, place
 from services.router.placement_request import PATIENCE_S, Request
 from services.router.placement_workers import Pool
 from services.router.prefix_index import PrefixIndex
 from services.router.prompt import Prompt
-from services.router.view import Charge, View
+from services.router.view import View
 from services.telemetry.collector import keep_collections_short
 
 MODEL = "m"

@@ -45,12 +45,13 @@ from services.router.admission import Left, Stays
 from services.router.cancelled import CancelledJobs
 from services.router.chains import Chains
 from services.router.choice import choose, refusal
+from services.router.estimate import Charge
 from services.router.placement import Local, Pair, Why
 from services.router.placement_request import Request
 from services.router.placement_workers import Pool
 from services.router.prefix_index import PrefixIndex
 from services.router.prompt import Prompt
-from services.router.view import Charge, View
+from services.router.view import View
 
 UNHURRIED = Left()
 ASK_S = 0.1

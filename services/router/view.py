@@ -10,50 +10,19 @@ Pools are kept, not made: what is heard or charged changes one worker of one poo
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 
 from schemas.identity import replaces
 from schemas.state import Cause, Credits, WorkerState
 from services.bus.silence import QUIET_S, SILENT_S, Line
 from services.clock import Clock
-from services.router.breaker import SLOW_S, Breaker
-from services.router.placement_workers import UNKNOWN_TOKEN_S, Pool, Worker
+from services.router.breaker import SLOW_S
+from services.router.estimate import Charge, Known, estimate
+from services.router.placement_workers import Pool, Worker
 
 RESTART_S = 30.0
 """How long a model that lost all its workers is waited for."""
 FORGET_S = 60.0
 """How long the silent and the gone are remembered."""
-SLOWEST_TOKEN_S = 1000.0
-"""No token is predicted to take longer."""
-
-
-@dataclass(slots=True, eq=False)
-class Charge:
-    """Work asked of one worker at `at`. `version`: the first credits that contain it; None while nobody answered."""
-
-    process: str
-    at: float
-    prefill_tokens: int = 0
-    slots: int = 0
-    blocks: int = 0
-    version: int | None = None
-
-    def open_at(self, version: int) -> bool:
-        """True when credits of `version` do not contain this charge yet."""
-        return self.version is None or version < self.version
-
-
-@dataclass(slots=True)
-class _Entry:
-    state: WorkerState
-    credits: Credits
-    heard: float
-    breaker: Breaker = field(default_factory=Breaker)
-    ejected: bool = False
-    """An operator took it out, until somebody says readmit or it starts anew."""
-    away: bool = False
-    """The server saw its connection end, and it was not heard since."""
-    charges: list[Charge] = field(default_factory=list)
 
 
 class View:
@@ -62,7 +31,7 @@ class View:
     def __init__(self, clock: Clock, line: Line) -> None:
         self._clock = clock
         self._line = line
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, Known] = {}
         self._gone: dict[str, float] = {}
         self._served: dict[str, float] = {}
         self._pools: dict[str, dict[str, Pool]] = {}
@@ -80,7 +49,7 @@ class View:
             replaced = [known for known in self._entries if replaces(name, known)]
             for known in replaced:
                 self.remove(known)
-            self._entries[name] = _Entry(state, state.credits, now)
+            self._entries[name] = Known(state, state.credits, now)
         entry = self._entries[name]
         entry.state, entry.heard, entry.away = state, now, False
         entry.charges = [charge for charge in entry.charges if charge.open_at(state.credits.version)]
@@ -235,13 +204,13 @@ class View:
         if pool is None:
             to_end = state.capabilities.must_hand_off
             pool = pools[state.kv_compat] = Pool(state.kv_compat, state.weights, state.block_tokens, to_end=to_end)
-        pool.put(_estimate(entry, self._clock.monotonic()))
+        pool.put(estimate(entry, self._clock.monotonic()))
 
-    def _listed(self, entry: _Entry) -> bool:
+    def _listed(self, entry: Known) -> bool:
         pool = self._pools.get(entry.state.model, {}).get(entry.state.kv_compat)
         return pool is not None and entry.state.process in pool.of(entry.state.role)
 
-    def _take_out(self, entry: _Entry) -> None:
+    def _take_out(self, entry: Known) -> None:
         model, kv_compat = entry.state.model, entry.state.kv_compat
         if not self._listed(entry):
             return
@@ -251,47 +220,3 @@ class View:
             del self._pools[model][kv_compat]
             if not self._pools[model]:
                 del self._pools[model]
-
-
-def _estimate(entry: _Entry, now: float) -> Worker:
-    state, credits = entry.state, entry.credits
-    token_s = _token_s(state.rates.prefill_tokens_s)
-    tokens, slots, blocks = credits.prefill_tokens, credits.decode_slots, credits.kv_blocks
-    asked = queued = 0
-    free_at = entry.heard + state.backlog * (token_s or UNKNOWN_TOKEN_S)
-    for charge in entry.charges:
-        if charge.open_at(credits.version):
-            tokens, slots, blocks = tokens - charge.prefill_tokens, slots - charge.slots, blocks - charge.blocks
-        if charge.open_at(state.credits.version):
-            asked += 1
-            if charge.prefill_tokens:
-                queued += 1
-                free_at = max(free_at, charge.at) + charge.prefill_tokens * (token_s or UNKNOWN_TOKEN_S)
-    return Worker(
-        process=state.process,
-        role=state.role,
-        kv_compat=state.kv_compat,
-        weights=state.weights,
-        context_length=state.context_length,
-        block_tokens=state.block_tokens,
-        kv_total=state.kv_total,
-        queued=state.queued + queued,
-        running=state.running,
-        prefill_tokens=tokens,
-        decode_slots=slots,
-        kv_blocks=blocks,
-        draining=state.draining or entry.ejected,
-        degraded=entry.away or state.stalled or entry.breaker.bars(now, asked),
-        free_at=free_at,
-        yield_queued=state.yielding_queued,
-        yield_s=state.yielding * (token_s or UNKNOWN_TOKEN_S),
-        token_s=token_s,
-        step_s=state.rates.decode_step_s,
-        fetch_token_s=_token_s(state.rates.fetch_tokens_s),
-        host=state.host,
-    )
-
-
-def _token_s(rate: float) -> float:
-    """Seconds of one token, 0 = not measured. Finite, however small the rate."""
-    return min(1 / rate, SLOWEST_TOKEN_S) if rate > 0 else 0.0

@@ -46,16 +46,20 @@ class Operator:
         return (await self.several(service, 1))[0]
 
     async def several(self, service: str, count: int) -> list[str]:
-        """The process ids of all of them, once so many answer in time: a busy one is easily missed."""
+        """The process ids of all of them."""
+        return [str(each["id"]) for each in await self.found(service, count)]
+
+    async def found(self, service: str, count: int) -> list[dict[str, Any]]:
+        """What each of them says of itself, once so many answer in time: a busy one is easily missed."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                found = [str(each["id"]) for each in await self.services() if each["name"] == f"headrace-{service}"]
+                found = [each for each in await self.services() if each["name"] == f"headrace-{service}"]
                 if len(found) >= count:
                     return found
 
     async def metrics(self, role: str) -> str:
         """Prometheus text of all processes of `role`."""
-        found = [service["id"] for service in await self.services() if service["name"] == f"headrace-{role}"]
+        found = await self.several(role, 1)
         answers = [await self.client.request(f"hr.admin.{role}.{one}.metrics", b"{}", timeout=PATIENCE_S) for one in found]
         return "\n".join(answer.data.decode() for answer in answers)
 

@@ -107,10 +107,10 @@ def test_each_model_has_pools_and_a_template_of_its_own(up: Up) -> None:
 
 async def test_an_operator_sees_both(up: Up) -> None:
     async with operator(up) as op:
-        workers = [service for service in await op.services() if service["name"] in ("headrace-prefill", "headrace-decode")]
+        workers = [*await op.found("prefill", 2), *await op.found("decode", 2)]
         assert len(workers) == 4
         assert {Path(service["metadata"]["model"]).name for service in workers} == {"little", "grand"}
-        edge = next(service for service in await op.services() if service["name"] == "headrace-edge")
+        [edge] = await op.found("edge", 1)
         assert edge["metadata"]["model"] == "little,grand"
 
 
@@ -163,7 +163,7 @@ def test_a_pool_that_is_killed(up: Up, tmp_path: Path) -> None:
     try:
         for name in ("p2", "d2"):
             os.kill(pid(up, name), signal.SIGKILL)
-        until(lambda: not streamed(up, "grand").startswith("grand"))
+        until(lambda: streamed(up, "grand") == "little (grand; reason=no_worker)")
         began = time.monotonic()
         while time.monotonic() < began + 5:  # over the moment at which the edge forgets the model's card
             assert streamed(up, "grand") == "little (grand; reason=no_worker)"

@@ -5,7 +5,7 @@
 Two engines in this process hand over to each other. A token passes when transformers, on the same device and in the same
 precision, finds none likelier by more than `--tie` logits: in bfloat16 nearly equal ones change places with the shape of a batch.
 TensorRT-LLM's checks are others (`gpu_smoke_trtllm.py`); `--device`, `--dtype`, `--kv-blocks` and `--tie` mean nothing to them.
-Exit code 0: all checks passed; 1: one failed; 77: skipped, there is no GPU.
+Exit code 0: all checks passed; 1: one failed; 77: skipped, there is no GPU, or no wheel of TensorRT-LLM.
 """
 
 from __future__ import annotations
@@ -252,7 +252,12 @@ async def trtllm(options: argparse.Namespace) -> int:
     from bench import gpu_smoke_trtllm
     from schemas.state import Role
     from services.engine.trtllm_engine.build import build as build_trtllm
+    from services.engine.trtllm_engine.findings import Verdict
+    from services.engine.trtllm_engine.verifier import find, verify
 
+    if (package := verify(find())).verdict is not Verdict.PASSED:
+        print(package.verdict, *package.wrong, sep="\n")
+        return SKIPPED if package.verdict is Verdict.SKIPPED else 1
     ours = Settings().trtllm
     guided = ours.guided_decoding or "xgrammar"
     settings = ours.model_copy(update={"kv_fraction": 0.3, "transfer_timeout_s": 20.0, "guided_decoding": guided})

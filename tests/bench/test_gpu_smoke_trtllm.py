@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.gpu_smoke import SKIPPED, main
 from bench.gpu_smoke_trtllm import smoke
 from bench.trtllm_shapes import of_events, of_statistics
 from schemas.state import Role
 from services.engine.trtllm_engine.capabilities import capabilities
 from services.engine.trtllm_engine.engine import TrtllmEngine
 from services.settings.trtllm import TrtllmSettings
+from tests.engine.trtllm_engine import package
 from tests.engine.trtllm_engine.double import World
 from tests.engine.trtllm_engine.rig import build
 
@@ -96,6 +99,23 @@ async def test_text_that_leaves_its_grammar_fails_and_one_without_a_backend_is_s
     assert failed(capsys.readouterr().out) == ["grammar on token 1"]
     assert await run(small(), grammars=False) == 0
     assert "NOT CHECKED" in capsys.readouterr().out
+
+
+def test_without_the_wheel_it_is_skipped_and_never_passed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("services.engine.trtllm_engine.verifier.find", lambda: None)
+    assert main(["--engine", "tensorrt-llm", "--device", "cpu"]) == SKIPPED
+    assert capsys.readouterr().out == "skipped: no wheel\n"
+
+
+def test_a_package_that_is_another_one_is_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package.write(tmp_path, lambda name, text: text.replace("1.2.1", "1.3.0"))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["--engine", "tensorrt-llm", "--device", "cpu"]) == 1
+    assert capsys.readouterr().out == "failed\nversion: version.py says '1.3.0', not 1.2.1\n"
 
 
 def test_statistics_must_have_what_is_read_and_the_rest_is_told() -> None:

@@ -137,6 +137,19 @@ def test_what_an_image_starts_is_there(dockerfile: Dockerfile, stage: Stage) -> 
     parser().parse_args(last(instructions, "CMD").words)
 
 
+@pytest.mark.parametrize(("verdict", "starts"), [(0, True), (1, False), (3, False)], ids=["passed", "failed", "skipped"])
+def test_a_trtllm_container_starts_only_what_was_verified(tmp_path: Path, verdict: int, starts: bool) -> None:
+    """Also not on an image that turns out to have no TensorRT-LLM."""
+    command = tmp_path / "headrace"
+    command.write_text(f'#!/bin/sh\necho "$@"\n[ "$1" = worker ] || exit {verdict}\n')
+    command.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = ["sh", str(FOLDER / "trtllm-start.sh"), "worker", "--role", "both"]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    said = ["verify trtllm", "worker --role both"] if starts else ["verify trtllm"]
+    assert (done.stdout.splitlines(), done.returncode) == (said, verdict)
+
+
 @each_file
 def test_extras_are_there(dockerfile: Dockerfile) -> None:
     runs = " ".join(run.rest for stage in dockerfile.stages for run in stage.all("RUN"))

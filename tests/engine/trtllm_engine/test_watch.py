@@ -22,6 +22,7 @@ from services.engine.trtllm_engine.watch import Watch
 from services.kv.holders import ReservationHolder
 from services.kv.pool import BlockPool
 from services.telemetry.metrics import Metrics
+from services.worker.steps import take_step
 from tests.engine.trtllm_engine.double import World
 from tests.engine.trtllm_engine.rig import Heard, build, engines, spec
 from tests.waiting import until
@@ -255,7 +256,7 @@ async def test_an_overdue_handoff_reaches_the_workers_metrics() -> None:
     metrics = Metrics.collecting("p1-0000000000000")
     async with rig() as r:
         r.prefill.metrics = metrics
-        r.prefill.on_step(reports[0])
+        take_step(r.prefill, reports[0])
     assert "headrace_handoffs_unfetched_total 2.0" in metrics.prometheus_text().decode()
 
 

@@ -1,7 +1,7 @@
 """A simulated prefill worker: one prompt after another at a fixed rate, with a prefix cache of fixed size (LRU).
 
 Events: one a prompt, and one when an urgent prompt takes another one's turn: at the end of the step in progress, as in
-`services.engine.scheduler`. Left out: half of each step that the scheduler gives to much shorter prompts behind a long one. A
+`services.engine.scheduler`. Left out: what the scheduler gives of each step to much shorter prompts behind a long one. A
 prompt's hit is decided when it begins, its full blocks are cached when it ends.
 """
 

@@ -4,7 +4,7 @@ Decode rows come first, one token each; what is left of the step's token budget 
 chunks (chunked prefill, Sarathi-Serve, arXiv 2403.02310). The budget is a time: a step should take `target_s`, so that a
 cancel or a new arrival waits for one step at most. Turns are in order of arrival, but an enterprise prompt comes before others
 that came up to `AHEAD_S` before it, also when they are half computed: those wait, with what they have, and never for long. And
-while a long prompt has its turn, half of each step goes to much shorter ones behind it: it delays them by the step in progress.
+while a long prompt has its turn, most of each step goes to much shorter ones behind it: it delays them by the step in progress.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ AHEAD_S = 5.0
 """How much later than another prompt an enterprise one may come and be computed before it."""
 SCORED = 32
 """Prompt tokens that one step scores: each costs a row of logits over the whole vocabulary, in memory and in time."""
+_OWN = 4
+"""A long prompt that has its turn keeps this part of each step, whatever shorter ones come: a quarter."""
 _KEEP = 0.9
 """How much of the past each new step leaves in the measured rate. Steps count by their tokens, so short ones say little."""
 
@@ -152,10 +154,10 @@ def turn(sequence: Sequence) -> float:
 
 def shares(in_turn: Seq[Sequence], budget: int) -> Iterator[tuple[Sequence, int]]:
     """Who takes what of a step of `budget` prompt tokens, in order and at most; `in_turn` as `turn` says."""
-    shorter, half = _much_shorter(in_turn, budget), budget // 2
+    shorter, theirs = _much_shorter(in_turn, budget), budget - max(1, budget // _OWN)
     for sequence in shorter:
-        share = min(sequence.computable, half)
-        half -= share
+        share = min(sequence.computable, theirs)
+        theirs -= share
         yield sequence, share
     for sequence in in_turn:
         if sequence not in shorter:

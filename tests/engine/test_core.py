@@ -107,10 +107,10 @@ async def test_a_short_prompt_that_comes_behind_a_long_one_waits_for_the_step_in
     async with Rig(paused=True, max_tokens=8) as rig:
         rig.engine.prefill(spec(1, [1] * 60, max_tokens=1))
         await until(lambda: rig.runner.in_step)
-        rig.engine.prefill(spec(2, [1] * 4, max_tokens=1))
+        rig.engine.prefill(spec(2, [1] * 6, max_tokens=1))
         rig.runner.open.set()
         await rig.ended(1, 2)
-        assert [(chunk.sequence.run, chunk.count) for chunk in rig.runner.steps[1]] == [(2, 4), (1, 4)]
+        assert [(chunk.sequence.run, chunk.count) for chunk in rig.runner.steps[1]] == [(2, 6), (1, 2)]
         assert [output.run for output in rig.outputs] == [2, 1]
 
 

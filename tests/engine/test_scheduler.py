@@ -68,9 +68,9 @@ def test_an_enterprise_prompt_comes_before_others_that_came_not_long_ago() -> No
 
 
 def test_a_long_prompt_delays_much_shorter_ones_by_the_step_in_progress() -> None:
-    """The shortest first; what they leave of their half is the long one's."""
-    step = scheduler().plan([waiting(1, 500, computed=64), waiting(2, 14), waiting(3, 9)])
-    assert shape(step) == [(3, 0, 9, True), (2, 0, 7, False), (1, 64, 16, False)]
+    """The shortest first; a quarter is the long one's, and what they leave."""
+    step = scheduler().plan([waiting(1, 500, computed=64), waiting(2, 16), waiting(3, 9)])
+    assert shape(step) == [(3, 0, 9, True), (2, 0, 15, False), (1, 64, 8, False)]
     assert shape(scheduler().plan([waiting(1, 500), waiting(2, 5)])) == [(2, 0, 5, True), (1, 0, 27, False)]
 
 
@@ -169,7 +169,7 @@ def test_every_prompt_token_is_computed_once_in_order(lengths: list[int], token_
         assert 0 < step.prompt_tokens <= max_tokens
         oldest = next(sequence for sequence in sequences if sequence.uncomputed)
         (own,) = [chunk.count for chunk in step.chunks if chunk.sequence is oldest]
-        assert 2 * own >= min(oldest.uncomputed, step.prompt_tokens), "nobody starves"
+        assert own >= min(oldest.uncomputed, max(1, step.prompt_tokens // 4)), "nobody starves"
         for chunk in step.chunks:
             assert chunk.start == chunk.sequence.computed
             chunk.sequence.computed += chunk.count

@@ -36,6 +36,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm2": {"tie_word_embeddings": True, "rope_theta": 1e5},
     "llama, biased": {"attention_bias": True},
     "llama, linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+    "llama, yarn, amplitude as given": {
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 2.0,
+            "attention_factor": 0.7,
+            "original_max_position_embeddings": 128,
+            "rope_theta": 5e5,
+        },
+    },
     "qwen2": {"kind": Qwen2Config, "rope_theta": 1e6},
     "qwen2, tied": {"kind": Qwen2Config, "tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": 16},
     "qwen2.5, yarn": {

@@ -53,11 +53,11 @@ def _world(name: str, world: World, rows: Sequence[Row], limits: Limits, options
     for result in compare(options.policies, rows, world, limits, options.loads, peak, options.seed):
         print(_line(result), flush=True)
         results.append(result)
-    stem = options.out / f"routing-{options.trace.stem}-{name.replace(' ', '-')}"
+    stem = f"routing-{options.trace.stem}-{name.replace(' ', '-')}"
     content = {"world": asdict(world), "limits": asdict(limits), "peak": peak, "results": [asdict(result) for result in results]}
-    stem.with_suffix(".json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    (options.out / f"{stem}.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     if not options.no_plots:
-        plot(results, stem.with_suffix(".png"), f"{options.trace.name}, {name} world")
+        plot(results, options.out / f"{stem}.png", f"{options.trace.name}, {name} world")
     if not {"ours", "round robin"} <= set(options.policies):
         return None
     found = verdict(results)

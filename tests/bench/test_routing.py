@@ -132,21 +132,33 @@ def test_the_same_seed_gives_the_same_figures() -> None:
     assert once() == once()
 
 
-def test_the_command_writes_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "trace.jsonl"
+def a_trace(path: Path) -> str:
     path.write_text(
         "\n".join(
             json.dumps({"timestamp": 40 * number, "input_length": 900, "output_length": 9, "hash_ids": [number % 5]})
             for number in range(60)
         )
     )
-    arguments = ["--trace", str(path), "--loads", "0.5", "1.0", "--peak", "30", "--out", str(tmp_path), "--prefill-workers", "2"]
+    return str(path)
+
+
+def test_the_command_writes_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = a_trace(tmp_path / "trace.jsonl")
+    arguments = ["--trace", path, "--loads", "0.5", "1.0", "--peak", "30", "--out", str(tmp_path), "--prefill-workers", "2"]
     assert main([*arguments, "--policies", "ours", "round robin"]) == 0
     assert "against round robin" in capsys.readouterr().out
     written = json.loads((tmp_path / "routing-trace-default.json").read_text())
     assert written["world"]["prefill_workers"] == 2
     assert len(written["results"]) == 4
     assert (tmp_path / "routing-trace-default.png").stat().st_size > 0
+
+
+def test_each_world_of_a_sweep_has_a_file_of_its_own(tmp_path: Path) -> None:
+    path = a_trace(tmp_path / "trace.jsonl")
+    arguments = ["--trace", path, "--loads", "0.5", "--peak", "30", "--out", str(tmp_path), "--policies", "ours", "--no-plots"]
+    assert main([*arguments, "--sweep"]) == 0
+    assert len(list(tmp_path.glob("*.json"))) == 11
+    assert (tmp_path / "routing-trace-decode-KV-x0.5.json").exists()
 
 
 def test_verdict() -> None:

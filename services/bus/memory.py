@@ -17,6 +17,7 @@ from schemas.errors import Disconnected, IllegalSubject, MessageTooLarge, NoResp
 from services.bus.dialect import Dialect
 from services.bus.interface import NO_HEADERS, Handler, Msg
 from services.bus.matching import breaks_framing, is_pattern, matches
+from services.bus.uptime import Uptime
 from services.clock import Clock, SystemClock
 from services.telemetry.logs import fields
 
@@ -148,12 +149,10 @@ class MemoryBus:
         self.connected = True
         self.epoch = 0
         """Raised at each disconnect."""
-        self._clock = clock or SystemClock()
+        self._uptime = Uptime(clock or SystemClock())
         self._inbox = f"_INBOX.{role}.{process}."
         self._inboxes = 0
         self._waiting: dict[str, asyncio.Future[Msg]] = {}
-        self._down_since: float | None = None
-        self._up_since: float | None = None
         self._closed = False
         broker.remember(MemorySubscription(self, f"{self._inbox}*", self._answered, ""))
 
@@ -162,12 +161,10 @@ class MemoryBus:
         return self.broker.max_payload
 
     def down_for(self) -> float:
-        return 0.0 if self._down_since is None else self._clock.monotonic() - self._down_since
+        return self._uptime.down_for()
 
     def steady_for(self) -> float:
-        if self._down_since is not None:
-            return 0.0
-        return float("inf") if self._up_since is None else self._clock.monotonic() - self._up_since
+        return self._uptime.steady_for()
 
     def new_inbox(self) -> str:
         self._inboxes += 1
@@ -225,13 +222,13 @@ class MemoryBus:
         if self.connected:
             self.connected = False
             self.epoch += 1
-            self._down_since = self._clock.monotonic()
+            self._uptime.went_down()
 
     def reconnect(self) -> None:
         """The network is back, and the subscriptions with it."""
         if not self.connected and not self._closed:
             self.connected = True
-            self._down_since, self._up_since = None, self._clock.monotonic()
+            self._uptime.came_up()
             self.dialect.restart()
 
     def _answered(self, msg: Msg) -> None:

@@ -17,6 +17,7 @@ from schemas.errors import BusUnavailable, Disconnected, NoResponders, RequestTi
 from services.bus.dialect import Dialect
 from services.bus.interface import Handler, Msg
 from services.bus.nats_client import RECONNECT_EVERY, Client
+from services.bus.uptime import Uptime
 from services.clock import Clock, SystemClock
 from services.telemetry.logs import AtMost, fields
 from services.telemetry.metrics import Metrics
@@ -50,32 +51,28 @@ class NatsBus:
     def __init__(self, process: str, inbox_prefix: str, clock: Clock, random: Random, metrics: Metrics, dialect: Dialect) -> None:
         self.process = process
         self.dialect = dialect
-        self._clock = clock
         self._metrics = metrics
         self._inbox = f"{inbox_prefix}."
         self._client = Client(random, self._went_down, self._came_up, self._server_error, AtMost(clock.monotonic))
         self._waiting: dict[str, asyncio.Future[Msg]] = {}
         self._inboxes = 0
-        self._down_since: float | None = None
-        self._up_since: float | None = None
+        self._uptime = Uptime(clock)
         self.last_error = ""
         """The latest complaint of the server or the socket, for a status page."""
 
     @property
     def connected(self) -> bool:
-        return self._down_since is None and self._client.is_connected
+        return not self._uptime.down and self._client.is_connected
 
     @property
     def max_payload(self) -> int:
         return int(self._client.max_payload)
 
     def down_for(self) -> float:
-        return 0.0 if self._down_since is None else self._clock.monotonic() - self._down_since
+        return self._uptime.down_for()
 
     def steady_for(self) -> float:
-        if self._down_since is not None:
-            return 0.0
-        return float("inf") if self._up_since is None else self._clock.monotonic() - self._up_since
+        return self._uptime.steady_for()
 
     def new_inbox(self) -> str:
         self._inboxes += 1
@@ -119,8 +116,7 @@ class NatsBus:
         await self.close()
 
     async def close(self) -> None:
-        if self._down_since is None:
-            self._down_since = self._clock.monotonic()
+        self._uptime.went_down()
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(Disconnected("the bus was closed"))
@@ -172,13 +168,13 @@ class NatsBus:
             answer.set_result(msg)
 
     def _went_down(self) -> None:
-        if self._down_since is None:
-            self._down_since = self._clock.monotonic()
+        if not self._uptime.down:
+            self._uptime.went_down()
             _log.warning("the connection to NATS is lost", extra=fields(error=self.last_error))
 
     def _came_up(self) -> None:
         _log.info("the connection to NATS is back", extra=fields(after=f"{self.down_for():.3f}s"))
-        self._down_since, self._up_since = None, self._clock.monotonic()
+        self._uptime.came_up()
         self.dialect.restart()
         self._metrics.bus_reconnects.add(1)
 

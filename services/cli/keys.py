@@ -16,21 +16,20 @@ from services.cli.failure import CommandError
 from services.cli.rights import limits_of, models_of, print_table, spell, spell_models
 from services.edge.gate.keys import new_key
 from services.edge.gate.records import KeyRecord, Unreadable
+from services.edge.store.database import LONGEST_NAME
 from services.edge.store.keys import SqlKeyStore
 from services.edge.tenant import server_secret
 from services.settings.settings import Settings
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_LONGEST_NAME = 128
-"""Of a key, which the database takes."""
 _LAST_TIME = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
 def create(arguments: argparse.Namespace, settings: Settings) -> int:
     """Print a new key's text."""
     tenant, models = _tenant(arguments.tenant), models_of(arguments)
-    if len(arguments.name) > _LONGEST_NAME or not arguments.name.isprintable():
-        raise CommandError(f"a key's name is one line of {_LONGEST_NAME} characters at most")
+    if len(arguments.name) > LONGEST_NAME or not arguments.name.isprintable():
+        raise CommandError(f"a key's name is one line of {LONGEST_NAME} characters at most")
     made = new_key(server_secret(settings.home_dir), secrets.token_bytes)
 
     async def work(keys: SqlKeyStore) -> None:

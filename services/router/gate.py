@@ -8,14 +8,11 @@ nobody has waited for a while, all open: what made the line slow is over, and no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from schemas.job import Tier
 from services.router.admission import Left, Line, TurnedAway, closed, judge
-from services.router.lanes import rank
+from services.router.lanes import Waiting, rank
 from services.router.pace import Pace
 
-Waiting = Mapping[str, Mapping[int, int]]
 QUIET_S = 1.0
 """An empty line of an overloaded model fills again sooner."""
 

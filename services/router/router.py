@@ -19,6 +19,7 @@ from schemas.kvevents import KvEvents
 from schemas.state import Cause, Death, EdgeBeat, QueueReport, WorkerState
 from schemas.subjects import Subjects
 from services.bus import advisories
+from services.bus.deaths import announce
 from services.bus.interface import Bus, Msg, Subscription
 from services.bus.questions import read
 from services.bus.typed import Refusals, listen
@@ -26,7 +27,6 @@ from services.bus.work_queue import WorkQueue
 from services.clock import Clock
 from services.router.cancel import Cancels
 from services.router.cancelled import CancelledJobs
-from services.router.deaths import announce
 from services.router.disconnects import Disconnects
 from services.router.dispatch import Dispatcher
 from services.router.drain_rate import DrainRate
@@ -91,7 +91,7 @@ class Router:
         self.cancels = Cancels(bus, subjects, queue, cancelled, self.waiting, clock)
         self.reporter = Reporter(bus, subjects, self.view, self.waiting, self.drained, clock, settings.served_names)
         self._group: list[Subscription] = []
-        self._reporting: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[object] | None = None
         self._moving = asyncio.Lock()
         self._heard: list[Subscription] = []
 

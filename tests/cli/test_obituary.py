@@ -9,9 +9,10 @@ import pytest
 from schemas.codec import decode
 from schemas.state import Cause, Death
 from schemas.subjects import Subjects
+from services.bus import deaths
+from services.bus.deaths import TIMES
 from services.bus.memory import MemoryBroker, MemoryBus
-from services.cli.up import obituary
-from services.cli.up.obituary import TIMES, Obituaries
+from services.cli.up.obituary import Obituaries
 from tests.waiting import until
 
 PROCESS = "d1-0k3v9x00abcde"
@@ -19,7 +20,7 @@ PROCESS = "d1-0k3v9x00abcde"
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(obituary, "EVERY_S", 0.0)
+    monkeypatch.setattr(deaths, "APART_S", 0.0)
 
 
 @pytest.mark.parametrize(("code", "cause"), [(0, Cause.LEFT), (1, Cause.KILLED), (-9, Cause.KILLED)])
@@ -28,9 +29,9 @@ async def test_a_death_is_told_three_times(code: int, cause: Cause) -> None:
     mine, other = MemoryBus(broker, "supervisor"), MemoryBus(broker, "router")
     heard: list[Death] = []
     await other.subscribe(Subjects().dead_any(), lambda msg: heard.append(decode(msg.data, Death)))
-    deaths = Obituaries(mine, Subjects())
-    deaths.announce(PROCESS, code)
-    await deaths.finish(5)
+    obituaries = Obituaries(mine, Subjects())
+    obituaries.announce(PROCESS, code)
+    await obituaries.finish(5)
     await until(lambda: len(heard) == TIMES)
     assert set(heard) == {Death(process=PROCESS, cause=cause)}
 
@@ -38,7 +39,7 @@ async def test_a_death_is_told_three_times(code: int, cause: Cause) -> None:
 async def test_nats_away_is_no_error() -> None:
     bus = MemoryBus(MemoryBroker(random=Random(1)), "supervisor")
     bus.disconnect()
-    deaths = Obituaries(bus, Subjects())
-    deaths.announce(PROCESS, 1)
-    await deaths.finish(5)
-    assert not deaths._running
+    obituaries = Obituaries(bus, Subjects())
+    obituaries.announce(PROCESS, 1)
+    await obituaries.finish(5)
+    assert not obituaries._running

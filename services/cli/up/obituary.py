@@ -1,4 +1,4 @@
-"""Tells every process that one is dead, as its supervisor saw it: `hr.dead.<id>`, three times.
+"""Tells every process that one is dead, as its supervisor saw it.
 
 Invariant: only what was seen is told. An exit code of 0 is *left*, everything else *killed*.
 """
@@ -8,15 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from schemas.errors import Disconnected
-from schemas.state import Cause, Death
+from schemas.state import Cause
 from schemas.subjects import Subjects
+from services.bus.deaths import announce
 from services.bus.interface import Bus
-from services.bus.typed import send
 from services.telemetry.logs import fields
 
-TIMES = 3
-EVERY_S = 0.1
 _log = logging.getLogger("headrace.up")
 
 
@@ -29,7 +26,7 @@ class Obituaries:
         self._running: set[asyncio.Task[None]] = set()
 
     def announce(self, process: str, code: int) -> None:
-        task = asyncio.create_task(self._repeat(Death(process=process, cause=Cause.LEFT if code == 0 else Cause.KILLED)))
+        task = asyncio.create_task(self._tell(process, Cause.LEFT if code == 0 else Cause.KILLED))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -38,10 +35,6 @@ class Obituaries:
         if self._running:
             await asyncio.wait(self._running, timeout=timeout)
 
-    async def _repeat(self, death: Death) -> None:
-        for _ in range(TIMES):
-            try:
-                send(self._bus, self._subjects.dead(death.process), death)
-            except Disconnected:
-                _log.warning("NATS is down, so nobody heard of a death", extra=fields(process=death.process))
-            await asyncio.sleep(EVERY_S)
+    async def _tell(self, process: str, cause: Cause) -> None:
+        if not await announce(self._bus, self._subjects, process, cause):
+            _log.warning("NATS is down, so nobody heard of a death", extra=fields(process=process))

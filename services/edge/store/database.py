@@ -28,7 +28,7 @@ from services.settings.errors import SettingsError
 
 TIMEOUT_S = 5.0
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
-_LONGEST_NAME = 128
+LONGEST_NAME = 128
 
 
 class database_time(FunctionElement[float]):
@@ -50,7 +50,7 @@ def _postgresql_time(*_: Any, **__: Any) -> str:
 
 def has_name(column: sa.Column[str], name: str) -> sa.ColumnElement[bool]:
     """`name` is what a caller says: nothing has a name that no database takes, or that we would not give."""
-    return column == name if name.isascii() and name.isprintable() and len(name) <= _LONGEST_NAME else sa.false()
+    return column == name if name.isascii() and name.isprintable() and len(name) <= LONGEST_NAME else sa.false()
 
 
 def database_url(configured: str, home: Path) -> URL:

@@ -1,4 +1,4 @@
-"""What this router knows of deaths, told to the others: `hr.dead.<id>` three times, 100 ms apart."""
+"""A death, told to everybody who listens: `hr.dead.<id>` three times, 100 ms apart."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ TIMES = 3
 APART_S = 0.1
 
 
-async def announce(bus: Bus, subjects: Subjects, process: str, cause: Cause, still: Callable[[], bool] = lambda: True) -> None:
-    """Say that `process` is dead, as long as that is `still` so. What cannot be sent is left out: each word stands alone."""
+async def announce(bus: Bus, subjects: Subjects, process: str, cause: Cause, still: Callable[[], bool] = lambda: True) -> bool:
+    """Say that `process` is dead, as long as that is `still` so. What cannot be sent is left out: each word stands alone.
+
+    False: none could be sent.
+    """
+    said = False
     for time in range(TIMES):
         if time:
             await asyncio.sleep(APART_S)
         if not still():
-            return
+            break
         try:
             send(bus, subjects.dead(process), Death(process=process, cause=cause))
         except BusError:
             continue
+        said = True
+    return said

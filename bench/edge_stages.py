@@ -148,7 +148,8 @@ async def of_a_token(edge: WholeEdge, stages: Stages) -> Figures:
     jobs = await up_to(stages.jobs)
     messages = far.steps(far.jobs, LONG)
     idle = await spent(say(messages, len)) / count
-    read = await spent(say(messages, lambda message: edge.bus.dialect.decode(message, Reply))) / count
+    kind: Any = Reply  # one of a union
+    read = await spent(say(messages, lambda message: edge.bus.dialect.decode(message, kind))) / count
     found = {"read the message": read, "take it into its job": jobs}
     found["wake its reader"] = await up_to(stages.handles)
     found["make it text"] = await up_to(stages.answers)
@@ -198,10 +199,10 @@ async def measure(model: str, folder: Path, scratch: Path, rounds: int, count: i
         stages = Stages(edge, bodies, build_load(scratch), server.port)
         lines = bodies[2].read_bytes().splitlines()
         await of_a_request(edge, stages, lines)  # warm up
-        tokens = [await of_a_token(edge, stages) for _ in range(rounds)]
-        requests = [await of_a_request(edge, stages, lines) for _ in range(rounds)]
+        of_tokens = [await of_a_token(edge, stages) for _ in range(rounds)]
+        of_requests = [await of_a_request(edge, stages, lines) for _ in range(rounds)]
         await server.stop(2.0)
-    return _least(tokens), _least(requests)
+    return _least(of_tokens), _least(of_requests)
 
 
 def _least(rounds: Sequence[Figures]) -> Figures:

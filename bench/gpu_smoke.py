@@ -130,7 +130,7 @@ class Smoke:
         from transformers import AutoModelForCausalLM
 
         if self._model is None:
-            loaded = AutoModelForCausalLM.from_pretrained(self._files.folder, dtype=self._place.dtype)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(self._files.folder, dtype=self._place.dtype)
             self._model = loaded.to(self._place.device).eval()
         return self._model
 

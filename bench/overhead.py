@@ -15,6 +15,7 @@ import json
 import os
 import statistics
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,17 +86,21 @@ def with_all(each: dict[str, float]) -> dict[str, float]:
 
 
 def report(rounds: list[Round], *, as_json: bool) -> None:
-    def median(read: object) -> float:
-        return statistics.median(read(one) for one in rounds)  # type: ignore[operator]
+    def median(read: Callable[[Round], float]) -> float:
+        return statistics.median(read(one) for one in rounds)
 
     processes = list(rounds[0].cpu_per_request)
-    figures = {
+
+    def by_process(read: Callable[[Round], dict[str, float]], digits: int) -> dict[str, float]:
+        return {process: round(statistics.median(read(one)[process] for one in rounds), digits) for process in processes}
+
+    figures: dict[str, float | dict[str, float]] = {
         "time to first token, 1 stream, p50, ms": median(lambda r: r.ttft_ms),
         "first to second token, 1 stream, p50, ms": median(lambda r: r.second_ms),
         "requests/s of two tokens, 32 streams": median(lambda r: r.requests_s),
         f"tokens/s, 32 streams of {LONG}": median(lambda r: r.tokens_s),
-        "CPU µs per request of two tokens": {p: round(median(lambda r, p=p: r.cpu_per_request[p]), 1) for p in processes},
-        f"CPU µs per token ({LONG} a request)": {p: round(median(lambda r, p=p: r.cpu_per_token[p]), 2) for p in processes},
+        "CPU µs per request of two tokens": by_process(lambda r: r.cpu_per_request, 1),
+        f"CPU µs per token ({LONG} a request)": by_process(lambda r: r.cpu_per_token, 2),
     }
     if as_json:
         print(json.dumps(figures, ensure_ascii=False))

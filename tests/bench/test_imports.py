@@ -10,7 +10,6 @@ import pytest
 
 import bench
 
-ENDING = ("[attr-defined]", "[call-arg]", "[name-defined]", "[import-not-found]")
 MODULES = sorted(module.name for module in pkgutil.walk_packages(bench.__path__, "bench."))
 
 
@@ -21,8 +20,6 @@ def test_all_can_be_imported() -> None:
 
 @pytest.mark.slow
 def test_its_calls_fit() -> None:
-    """Of mypy's findings only those that end a bench when it runs into them."""
     command = [sys.executable, "-m", "mypy", "-p", "bench"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert found.stdout.splitlines()[-1].startswith(("Found", "Success")), found.stderr
-    assert [line for line in found.stdout.splitlines() if line.startswith("bench/") and line.endswith(ENDING)] == []
+    assert found.returncode == 0, found.stdout + found.stderr

@@ -99,5 +99,5 @@ async def _expected(_: Exception) -> None:
 
 
 def _clean(status: dict[str, Any]) -> bool:
-    kv = status["kv"]
-    return status["runs"] == 0 and kv["free"] + kv["cached"] == kv["total"]
+    kv: dict[str, int] = status["kv"]
+    return not status["runs"] and kv["free"] + kv["cached"] == kv["total"]

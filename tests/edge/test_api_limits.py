@@ -93,10 +93,13 @@ async def test_counters_down_is_503() -> None:
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
 
 
-async def test_without_limits_there_are_no_such_headers() -> None:
+@pytest.mark.parametrize(("path", "body"), [(PATH, CHAT), (PATH, {}), ("/v1/nothing", {})])
+async def test_without_limits_the_headers_say_so(path: str, body: dict[str, object]) -> None:
     api = Api()
-    answer = await ask(api, PATH, api.keys.make(), body=CHAT)
-    assert not [name for name in answer.headers if name.startswith("x-ratelimit")]
+    answer = await ask(api, path, api.keys.make(), body=body)
+    for kind in ("requests", "tokens"):
+        told = [answer.headers[f"x-ratelimit-{name}-{kind}"] for name in ("limit", "remaining", "reset")]
+        assert told == ["2147483647", "2147483647", "0ms"]
 
 
 async def test_a_prompt_over_the_limit_is_told_by_its_own_name() -> None:

@@ -1,23 +1,24 @@
-"""`x-ratelimit-*`: how much of a caller's limits is left, on every answer to a caller that has limits.
+"""`x-ratelimit-*`: how much of a caller's limits is left, on every answer to a caller that is known.
 
 Source: the OpenAI API reference, "Rate limits", headers. `remaining` is what this edge can grant at once: never more than there
-is.
+is. Clients read whole numbers, so *no limit* is the largest that all of them can hold.
 """
 
 from __future__ import annotations
 
 from services.edge.api.watch import Header
-from services.edge.gate.meter import REQUESTS, TOKENS, Meter
+from services.edge.gate.meter import REQUESTS, TOKENS, Left, Meter
 from services.edge.gate.records import Caller
+
+NO_LIMIT = Left(limit=2**31 - 1, remaining=2**31 - 1, reset_s=0.0)
 
 
 def rate_headers(meter: Meter, caller: Caller) -> list[Header]:
     headers = []
     for kind in (REQUESTS, TOKENS):
-        left = meter.left(caller, kind)
-        if left is not None:
-            values = {"limit": str(left.limit), "remaining": str(left.remaining), "reset": duration(left.reset_s)}
-            headers += [(f"x-ratelimit-{name}-{kind}".encode(), value.encode()) for name, value in values.items()]
+        left = meter.left(caller, kind) or NO_LIMIT
+        values = {"limit": str(left.limit), "remaining": str(left.remaining), "reset": duration(left.reset_s)}
+        headers += [(f"x-ratelimit-{name}-{kind}".encode(), value.encode()) for name, value in values.items()]
     return headers
 
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,8 +84,9 @@ class Fleet:
                 role = ping.get("name", "").removeprefix("headrace-")
                 if role in ROLES:
                     subject = f"hr.admin.{role}.{ping['id']}.status"
-                    answer = await client.request(subject, b"{}", timeout=PATIENCE_S)
-                    found[process_name(ping["id"])] = json.loads(answer.data)
+                    with suppress(nats.errors.NoRespondersError):  # it left after it had spoken
+                        answer = await client.request(subject, b"{}", timeout=PATIENCE_S)
+                        found[process_name(ping["id"])] = json.loads(answer.data)
         finally:
             await client.close()
 

@@ -35,6 +35,7 @@ EVERYBODY = (*WORKERS, "r1", "r2", "e1")
 KINDS = {"p": "prefill", "d": "decode", "r": "router", "e": "edge"}
 PACED = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.02", "HEADRACE_WORKER__KV_BLOCKS": "120"}
 """Few blocks: some runs are preempted too."""
+FAULTS = ("kill", "kill", "two", "in a row", "in a row", "drain", "stop", "router", "nats")
 EXCUSED = {"internal_error", "request_quarantined", "queue_expired"}
 """What a job may hear that met three deaths, or waited too long behind all that."""
 
@@ -100,10 +101,12 @@ def _end(question: Question, answer: Answer) -> str:
 
 
 async def _faults(up: Up, random: Random, over: asyncio.Event) -> Counter[str]:
-    """One after another, and now and then two at a time, until the jobs are done."""
+    """One after another, and now and then two at a time, until the jobs are done: each kind before any comes again."""
     done: Counter[str] = Counter()
+    left: list[str] = []
     while not over.is_set():
-        kind = random.choice(("kill", "kill", "two", "in a row", "drain", "stop", "router", "nats"))
+        left = left or random.sample(FAULTS, len(FAULTS))
+        kind = left.pop()
         done[kind] += 1
         if kind == "kill":
             await _gone_and_back(up, random.choice(WORKERS), signal.SIGKILL)
@@ -133,9 +136,7 @@ async def _gone_and_back(up: Up, name: str, number: signal.Signals) -> None:
 async def _let_in(op: Operator) -> None:
     """Until each router would place a job of any lane at once: what it promised to those it turned away ends with the trouble."""
     deadline = asyncio.get_running_loop().time() + 10
-    routers = [service["id"] for service in await op.services() if service["name"] == "headrace-router"]
-    assert len(routers) == 2, routers
-    asked = [(f"hr.admin.router.{router}.explain", lane) for router in routers for lane in range(LANES)]
+    asked = [(f"hr.admin.router.{router}.explain", lane) for router in await op.several("router", 2) for lane in range(LANES)]
     while asked:
         said = [await op.ask(subject, model="tiny", tokens=10, lane=lane) for subject, lane in asked]
         asked = [one for one, answer in zip(asked, said, strict=True) if answer["outcome"] != "placed"]

@@ -36,7 +36,7 @@ def alive(pid: int) -> bool:
     """Whether process `pid` runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter when it goes between open and read
         return False
 
 

@@ -131,8 +131,9 @@ class Worker:
 
     def drop_by_operator(self, run: Run) -> None:
         """An operator ends the run, also one that was to go on elsewhere: the job goes on nowhere."""
-        self.drop(run)
-        run.ending = (State.CANCELLED, BY_OPERATOR)
+        ending = (State.CANCELLED, BY_OPERATOR)
+        self.drop(run, *ending)
+        run.ending = ending  # also of a run that was stopping already
 
     def stop_choices(self, run: Run, choices: Collection[int]) -> None:
         """The edge wants no more of these; the run ends with its last one."""

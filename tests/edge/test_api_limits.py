@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import Overloaded
+from schemas.errors import JobFailed, Overloaded
 from services.edge.gate.limits import Limits
 from tests.edge.fakes import MODEL, Api, Script, says
 from tests.edge.test_api_keys import CHAT, ask
@@ -77,12 +77,48 @@ async def test_tokens_settle_to_what_was_used() -> None:
     assert (await ask(api, PATH, key, body=asked | {"stream": True})).status_code == 200
 
 
-async def test_a_job_that_nobody_took_costs_nothing() -> None:
+GENERATE = {
+    PATH: CHAT,
+    "/v1/completions": {"model": MODEL, "prompt": "hi"},
+}
+
+
+@pytest.mark.parametrize("path", GENERATE)
+async def test_a_job_that_nobody_took_costs_nothing(path: str) -> None:
     api = Api()
     key = api.keys.make(limits=Limits(requests_per_minute=1))
     api.jobs.scripts = [Script(refuse=Overloaded("full", retry_after=2.0))]
-    assert (await ask(api, PATH, key, body=CHAT)).status_code == 503
-    assert (await ask(api, PATH, key, body=CHAT)).status_code == 200
+    refused = await ask(api, path, key, body=GENERATE[path])
+    assert (refused.status_code, refused.headers["x-ratelimit-remaining-requests"]) == (503, "1")
+    assert [(await ask(api, path, key, body=GENERATE[path])).status_code for _ in range(2)] == [200, 429]
+
+
+@pytest.mark.parametrize("path", GENERATE)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_began_is_a_request_however_it_ends(path: str, stream: bool) -> None:
+    api = Api()
+    key = api.keys.make(limits=Limits(requests_per_minute=1))
+    api.jobs.scripts = [Script([[65]], error=JobFailed("broken"))]
+    statuses = [(await ask(api, path, key, body=GENERATE[path] | {"stream": stream})).status_code for _ in range(2)]
+    assert statuses == ([200, 429] if stream else [500, 200])
+
+
+@pytest.mark.parametrize("path", GENERATE)
+@pytest.mark.parametrize("wrong", [{"temperature": 9}, {"model": "none"}, {"max_tokens": 400}])
+async def test_a_refused_request_to_generate_is_one(path: str, wrong: dict[str, Any]) -> None:
+    """What is refused by what it says, or by another limit, was read: it cannot be sent without end."""
+    api = Api()
+    key = api.keys.make(limits=Limits(requests_per_minute=2, output_tokens=100))
+    answers = [await ask(api, path, key, body=GENERATE[path] | wrong) for _ in range(3)]
+    statuses = [answer.status_code for answer in answers]
+    assert statuses[0] in (400, 404)
+    assert statuses[1:] == [statuses[0], 429]
+
+
+async def test_over_the_limit_the_body_is_not_read() -> None:
+    api = Api()
+    key = api.keys.make(limits=Limits(requests_per_minute=1))
+    assert [(await ask(api, PATH, key, body=["no object"])).status_code for _ in range(2)] == [400, 429]
 
 
 async def test_counters_down_is_503() -> None:

@@ -204,6 +204,18 @@ async def test_an_accounts_limits_hold_for_all_its_callers_together_and_for_no_o
         keeping.cancel()
 
 
+async def test_a_refused_request_counts_unless_we_could_not_serve_it(server: AccountServer) -> None:
+    told = AccountRecord("acme", Tier.PAID, None, Limits(requests_per_minute=2))
+    async with edge(server, told) as api, caller(server, "acme") as client:
+        api.jobs.scripts = [Script(refuse=Overloaded("full", retry_after=2.0))]
+        codes = []
+        for fields in ({}, {"temperature": 9}, {"model": "none of ours"}, {}):
+            call = await Call(client).send(**fields)
+            await call.one()
+            codes.append(call.headers["Nats-Service-Error-Code"])
+        assert codes == ["503", "400", "404", "429"]
+
+
 async def test_a_budget_that_an_account_has_spent(server: AccountServer) -> None:
     told = AccountRecord("acme", Tier.PAID, None, Limits(tokens_per_day=350))
     async with edge(server, told) as api, caller(server, "acme") as client:

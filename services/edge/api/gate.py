@@ -2,8 +2,8 @@
 
 Owns the count of requests in progress. Invariants: every answer carries `x-request-id`, and none begins while its request is
 being sent; no failure of ours reaches the server; what is not always open sees a caller (`request.state.caller`) or is not
-reached; a request to generate is in the metrics once (`request.state.measure`), whoever refuses it; what else computes or writes
-counts as a request of its caller's minute, before it is read. (To generate counts where the rest of its limits does: `Meter`.)
+reached; a request to generate is in the metrics once (`request.state.measure`), whoever refuses it; what computes or writes is
+counted as a request of its caller's minute before it is read, whatever the caller did wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from services.edge.api.rates import rate_headers
 from services.edge.api.unread import Unread
 from services.edge.api.watch import SEND_BODY
 from services.edge.gate.door import Door
-from services.edge.gate.meter import Meter
+from services.edge.gate.meter import Meter, Reservation
 from services.edge.selection.asking import told
 from services.telemetry.logs import fields
 
@@ -32,7 +32,7 @@ _log = logging.getLogger("headrace.edge")
 _ACCEPTED = re.compile(rb"[A-Za-z0-9_.-]{1,128}")
 _ALWAYS_OPEN = frozenset({"/health", "/ready"})
 _GENERATE = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
-_COMPUTE = frozenset({"/tokenize", "/detokenize"})
+_COMPUTE = _GENERATE | {"/tokenize", "/detokenize"}
 _CONVERSATIONS = "/v1/conversations"
 
 
@@ -94,11 +94,14 @@ class Gate:
         header = (b"x-request-id", request_id.encode())
         scope.setdefault("state", {}).update({"request_id": request_id, "measure": measure, SEND_BODY: send})
         unread, started = Unread(scope, receive), False
+        counted: Reservation | None = None
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started, measure.status = True, message["status"]
+                if counted is not None:
+                    counted.answered(measure.status)
                 await unread.discard()
                 message["headers"] = [*message["headers"], header, *self._rates(scope), *told(scope)]
             await send(message)
@@ -106,7 +109,7 @@ class Gate:
         self._traffic.enter()
         try:
             if scope["path"] not in _ALWAYS_OPEN:
-                await self._admit(scope)
+                counted = await self._admit(scope)
             await self._app(scope, unread.receive, send_with_id)
         except HeadraceError as refusal:
             measure.failed(refusal)
@@ -122,8 +125,8 @@ class Gate:
             if scope["method"] == "POST" and scope["path"] in _GENERATE:
                 measure.answered()
 
-    async def _admit(self, scope: Scope) -> None:
-        """Raises the `HeadraceError` that keeps the request out."""
+    async def _admit(self, scope: Scope) -> Reservation | None:
+        """What it was counted as. Raises the `HeadraceError` that keeps the request out."""
         if self._traffic.draining:
             raise Unavailable("The server takes no new requests now.", retry_after=1.0)
         if sum(name == b"authorization" for name, _ in scope["headers"]) > 1:  # a proxy may have read the other one
@@ -131,8 +134,7 @@ class Gate:
         headers, peer = dict(scope["headers"]), scope.get("client")
         explain = explain_header.asked(headers)
         caller = scope["state"]["caller"] = await self._door.enter(headers, peer[0] if peer else None, explain=explain)
-        if _counts(scope["method"], scope["path"]):
-            await self._meter.count(caller)
+        return await self._meter.count(caller) if _counts(scope["method"], scope["path"]) else None
 
     def _rates(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         caller = scope["state"].get("caller")

@@ -1,8 +1,9 @@
 """Whether a request may run now, by the limits of its key and of its tenant; and what it used, once it has ended.
 
-A request reserves itself and its largest possible use, in every limit and budget that it falls under, or in none of them; what it
-did not use comes back, and what it did is booked. Invariants: a reservation is settled once; no limit is passed, over any number
-of edges; only a limit that is used up makes a 429, a counter that cannot be asked makes a 503.
+A request is counted before it is read; one to generate then reserves its largest possible use, in every limit and budget that it
+falls under or in none of them. What it did not use comes back, and what it did is booked. Invariants: a reservation is settled
+once; no limit is passed, over any number of edges; only a limit that is used up makes a 429, a counter that cannot be asked makes
+a 503.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 from schemas.errors import InvalidRequest, RateLimited, TokensLimited
 from schemas.job import Tier
@@ -38,12 +40,11 @@ class Taken:
 
 @dataclass(slots=True)
 class Reservation:
-    """What a request holds until it has ended."""
+    """What a request holds until it has ended. `taken`: of the limits of a minute."""
 
     caller: Caller
     budgets: Budgets
-    requests: list[Taken] = field(default_factory=list)
-    tokens: list[Taken] = field(default_factory=list)
+    taken: list[Taken] = field(default_factory=list)
     holds: list[Hold] = field(default_factory=list)
     ended: bool = False
 
@@ -74,12 +75,16 @@ class Reservation:
         if self.ended:
             return
         self.ended = True
-        for one in (*self.requests, *self.tokens):
-            one.allotment.give_back(one.amount, one.window)
+        self._give_back(0)
         self.budgets.settle(self.holds, "", 0)
 
+    def answered(self, status: int) -> None:
+        """The request was counted, and gets this HTTP status. What we could not serve counts as none."""
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.undo()
+
     def _give_back(self, used_tokens: int) -> None:
-        for one in self.tokens:
+        for one in self.taken:
             one.allotment.give_back(one.amount - min(used_tokens, one.amount), one.window)
 
     @contextmanager
@@ -110,6 +115,10 @@ class Meter:
         self._clock = clock
         self._allotments: OrderedDict[tuple[str, str, int], Allotment] = OrderedDict()
 
+    async def count(self, caller: Caller) -> Reservation:
+        """One more request of the minute. Raises `RateLimited`, `EdgeUnavailable`."""
+        return await self._taken(caller, REQUESTS, 1)
+
     async def admit(self, caller: Caller, prompt_tokens: int, output_tokens: int, *, param: str = "messages") -> Reservation:
         """`output_tokens`: of all choices together, at most; `param`: the field that the prompt came from.
 
@@ -117,21 +126,12 @@ class Meter:
         """
         for limits in (caller.limits, caller.tenant_limits):
             _must_fit(limits, prompt_tokens, output_tokens, param)
-        reservation = Reservation(caller, self._budgets)
+        reservation = await self._taken(caller, TOKENS, prompt_tokens + output_tokens)
         with reservation.undone_on_failure():
-            await self._count(reservation)
-            for allotment in self._of(caller, TOKENS):
-                reservation.tokens.append(await self._take(allotment, prompt_tokens + output_tokens, caller.tier, TOKENS))
             for kind, owner, limit in _budgets(caller):
                 amount = 1 if kind == windows.RUNNING else prompt_tokens + output_tokens
                 reservation.holds.append(await self._budgets.take(kind, owner, limit, amount, caller.tier))
         return reservation
-
-    async def count(self, caller: Caller) -> None:
-        """One more request a minute, of those that generate nothing. Raises `RateLimited`, `EdgeUnavailable`."""
-        reservation = Reservation(caller, self._budgets)
-        with reservation.undone_on_failure():
-            await self._count(reservation)
 
     def nothing(self, caller: Caller) -> Reservation:
         """Of somebody who only reads what is counted elsewhere."""
@@ -142,10 +142,12 @@ class Meter:
         found = [Left(one.limit, one.remaining, one.resets_in()) for one in self._of(caller, kind)]
         return min(found, key=lambda one: one.remaining, default=None)
 
-    async def _count(self, reservation: Reservation) -> None:
-        caller = reservation.caller
-        for allotment in self._of(caller, REQUESTS):
-            reservation.requests.append(await self._take(allotment, 1, caller.tier, REQUESTS))
+    async def _taken(self, caller: Caller, kind: str, amount: int) -> Reservation:
+        reservation = Reservation(caller, self._budgets)
+        with reservation.undone_on_failure():
+            for allotment in self._of(caller, kind):
+                reservation.taken.append(await self._take(allotment, amount, caller.tier, kind))
+        return reservation
 
     async def _take(self, allotment: Allotment, amount: int, tier: Tier, kind: str) -> Taken:
         window = allotment.window

@@ -91,8 +91,14 @@ class NatsChat:
         try:
             told: dict[str, str] = {}
             caller = await self._accounts.caller(origin.account)
-            begun = await self._chat.begin(parse(msg.data), Asking(caller, told.update, measure, msg.headers.get(HINT)))
-            await self._answer(begun, msg.reply, origin, measure, told)
+            counted = await self._served.meter.count(caller)
+            try:
+                begun = await self._chat.begin(parse(msg.data), Asking(caller, told.update, measure, msg.headers.get(HINT)))
+                await self._answer(begun, msg.reply, origin, measure, told)
+            except HeadraceError as refusal:
+                counted.answered(refusal.status)
+                raise
+            counted.answered(measure.status)
         finally:
             self._traffic.leave()
 

@@ -13,7 +13,7 @@ from schemas.job import Tier
 from services.clock import ManualClock
 from services.edge.gate.budgets import Budgets
 from services.edge.gate.limits import NONE, Limits
-from services.edge.gate.meter import REQUESTS, TOKENS, Meter
+from services.edge.gate.meter import REQUESTS, TOKENS, Meter, Reservation
 from services.edge.gate.records import Caller, Used
 from services.edge.gate.windows import DAY, name
 from services.edge.tenant import tenant
@@ -43,10 +43,20 @@ class Edges:
 
     async def refusal(self, who: Caller, prompt: int = 1, output: int = 1) -> type[HeadraceError] | None:
         try:
-            await self.meter.admit(who, prompt, output)
+            await asked(self.meter, who, prompt, output)
         except HeadraceError as error:
             return type(error)
         return None
+
+
+async def asked(meter: Meter, who: Caller, prompt: int = 1, output: int = 1) -> Reservation:
+    """As a request to generate goes in: it is counted, then what it may use is reserved."""
+    counted = await meter.count(who)
+    try:
+        return await meter.admit(who, prompt, output)
+    except HeadraceError as error:
+        counted.answered(error.status)
+        raise
 
 
 @asynccontextmanager
@@ -79,9 +89,9 @@ async def test_requests_of_a_key_and_of_its_tenant() -> None:
 async def test_the_refusal_says_when_to_come_back() -> None:
     edges = Edges()
     who = caller(Limits(requests_per_minute=1))
-    await edges.meter.admit(who, 1, 1)
+    await edges.meter.count(who)
     with pytest.raises(RateLimited) as refused:
-        await edges.meter.admit(who, 1, 1)
+        await edges.meter.count(who)
     assert refused.value.retry_after == pytest.approx(60 - edges.clock.wall() % 60)
 
 
@@ -98,19 +108,43 @@ async def test_tokens_are_reserved_whole_and_come_back_unused() -> None:
     assert await edges.refusal(who, 1, 0) is TokensLimited
 
 
-async def test_a_refused_request_takes_from_no_limit() -> None:
+async def test_a_request_that_is_refused_is_one() -> None:
+    """It was read, rendered and tokenised, and may be sent again and again."""
     edges = Edges()
-    who = caller(Limits(requests_per_minute=3), Limits(tokens_per_minute=10))
-    for _ in range(5):
-        assert await edges.refusal(who, 20, 0) in (TokensLimited, InvalidRequest)
-    assert [await edges.refusal(who, 1, 1) for _ in range(3)] == [None] * 3
+    wrong = caller(Limits(requests_per_minute=2, prompt_tokens=10))
+    assert [await edges.refusal(wrong, 11, 1) for _ in range(3)] == [InvalidRequest, InvalidRequest, RateLimited]
+    over = caller(Limits(requests_per_minute=3, tokens_per_minute=30), key="other")
+    assert [await edges.refusal(over, 20, 0) for _ in range(4)] == [None, TokensLimited, TokensLimited, RateLimited]
 
 
-async def test_a_request_that_never_ran_gives_everything_back() -> None:
+async def test_a_refused_request_takes_no_tokens() -> None:
+    edges = Edges()
+    who = caller(Limits(tokens_per_minute=30), Limits(tokens_per_minute=20))
+    assert [await edges.refusal(who, 15, 0) for _ in range(6)] == [None] + [TokensLimited] * 5
+    edges.clock.advance(1.1)  # what was believed to be spent is asked for again
+    assert await edges.refusal(who, 5, 0) is None
+    other = caller(Limits(tokens_per_minute=30), key="k")
+    assert await edges.refusal(other, 10, 0) is None
+
+
+async def test_what_the_tenant_s_limit_keeps_out_is_none_of_the_key_s() -> None:
+    edges = Edges()
+    one = Limits(requests_per_minute=1)
+    assert await edges.refusal(caller(NONE, one)) is None
+    assert await edges.refusal(caller(one, one, key="other")) is RateLimited
+    assert await edges.refusal(caller(one, key="other")) is None
+
+
+@pytest.mark.parametrize("statuses", [(503,), (500, 503)])
+async def test_what_we_could_not_serve_gives_everything_back_once(statuses: tuple[int, ...]) -> None:
     edges = Edges()
     who = caller(Limits(requests_per_minute=1, tokens_per_minute=100))
+    counted = await edges.meter.count(who)
     (await edges.meter.admit(who, 50, 50)).undo()
+    for status in statuses:
+        counted.answered(status)
     assert await edges.refusal(who, 50, 50) is None
+    assert await edges.refusal(who, 0, 0) is RateLimited
 
 
 @pytest.mark.parametrize(
@@ -156,7 +190,7 @@ async def test_over_three_edges_never_more() -> None:
 
     async def one(number: int) -> bool:
         try:
-            await edges.meters[number % 3].admit(who, 20, 20)
+            await asked(edges.meters[number % 3], who, 20, 20)
         except RateLimited:
             return False
         return True
@@ -167,7 +201,7 @@ async def test_over_three_edges_never_more() -> None:
 async def test_what_is_left_is_the_narrowest() -> None:
     edges = Edges()
     who = caller(Limits(requests_per_minute=640), Limits(requests_per_minute=64))
-    await edges.meter.admit(who, 1, 1)
+    await edges.meter.count(who)
     left = edges.meter.left(who, REQUESTS)
     assert left is not None
     assert left.limit == 64

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from schemas.errors import JobFailed, Unavailable
+from services.edge.gate.limits import Limits
 from tests.edge.fakes import MODEL, Script, says
 from tests.edge.responses.rig import ResponsesApi
 from tests.text.tiny import byte_ids
@@ -40,3 +43,16 @@ async def test_in_the_background(api: ResponsesApi) -> None:
     await api.ask("GET", f"/v1/responses/{name}?stream=true")
     await api.ask("DELETE", f"/v1/responses/{name}")
     assert api.counted() == counted
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_each_is_a_request_of_the_minute_unless_we_could_not_serve_it(api: ResponsesApi, background: bool) -> None:
+    key = api.keys.make(limits=Limits(requests_per_minute=3))
+    unserved = Script(refuse=Unavailable("x"))
+    api.jobs.scripts, api.detached.scripts = [unserved], [unserved]
+    asked = ({}, {"temperature": 9}, {"previous_response_id": "resp_none"}, {}, {})
+    answers = [await api.respond(key, background=background, **fields) for fields in asked]
+    assert [answer.status_code for answer in answers] == [503, 400, 400, 200, 429]
+    made = answers[3].json()["id"]
+    assert (await api.ask("GET", f"/v1/responses/{made}", key)).status_code == 200
+    assert (await api.ask("DELETE", f"/v1/responses/{made}", key)).status_code == 200

@@ -77,7 +77,7 @@ async def whole_edge(model: str, folder: Path, scratch: Path) -> AsyncIterator[W
     bus, database = MemoryBus(broker, process, role="edge"), Database(database_url("", scratch))
     jobs = Supervisor(bus, MemoryWorkQueue(), Subjects(), clock, random, metrics)
     budgets = Budgets(SqlUsageStore(database), process, clock, metrics)
-    served = Served(EdgeSettings(), jobs, text, Meter(_no_counter, budgets, clock), clock, random, metrics, 0)
+    served = Served(EdgeSettings(), jobs, text, Meter(_no_counter, budgets, clock, metrics), clock, random, metrics, 0)
     door = Door(Keyring(SqlKeyStore(database), _SECRET, clock), lru_cache(16)(partial(tenant, _SECRET)), open_on_loopback=True)
     app = create_app(served, Traffic(), door, lambda: f"req-{random.getrandbits(96):024x}")
     far = FarSide(broker, process, model)

@@ -96,7 +96,7 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event, loaded: C
         accounts = Accounts(SqlAccountStore(database), whose, clock)
         ledger = SqlUsageStore(database)
         budgets = Budgets(ledger, process, clock, metrics)
-        meter = Meter(Counters(js, subjects).add, budgets, clock)
+        meter = Meter(Counters(js, subjects).add, budgets, clock, metrics)
         work = (
             shared.run(),
             keyring.run(),

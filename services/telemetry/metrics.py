@@ -58,6 +58,7 @@ class Metrics:
         self.store_failures = self._counter(names.STORE_FAILURES)
         self.cost = self._counter(names.COST)
         self.compute = self._counter(names.COMPUTE)
+        self.counter_failures = self._counter(names.COUNTER_FAILURES)
         self.usage_lost = self._counter(names.USAGE_LOST)
         self.bus_refused = self._counter(names.BUS_REFUSED)
         self.bus_reconnects = self._counter(names.BUS_RECONNECTS)

@@ -326,7 +326,7 @@ class Api:
         self.usage = FakeUsage()
         clock = SystemClock()
         self.budgets = Budgets(self.usage, "edge-test", clock, self.metrics)
-        meter = Meter(counters or self.counters, self.budgets, clock)
+        meter = Meter(counters or self.counters, self.budgets, clock, self.metrics)
         about = (1_700_000_000, texts, selection or SelectionSettings())
         self.served = Served(edge, self.jobs, texts[models[0]], meter, clock, Random(3), self.metrics, *about)
         self.keys = FakeKeys()

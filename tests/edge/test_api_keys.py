@@ -6,7 +6,6 @@ import asyncio
 
 import httpx
 import pytest
-from starlette.routing import Route
 
 from schemas.job import Tier
 from services.edge.tenant import tenant
@@ -41,16 +40,6 @@ async def test_without_a_valid_key_nothing_is_reached(path: str, key: str | None
     assert not api.jobs.handles
 
 
-async def test_everything_but_the_probes_needs_one() -> None:
-    """Also what is there for people, and what is not there: whoever has no key does not learn which is which."""
-    api = Api()
-    probes = {"/health", "/ready"}
-    paths = {route.path for route in api.app.routes if isinstance(route, Route)}
-    assert probes < paths
-    for path in {*paths, "/metrics", "/v1/nothing"}:
-        assert (await ask(api, path)).status_code == (200 if path in probes else 401), path
-
-
 async def test_a_key_brings_its_tenant_and_tier() -> None:
     api = Api()
     key = api.keys.make(tenant="acme", tier=Tier.FREE)
@@ -58,16 +47,34 @@ async def test_a_key_brings_its_tenant_and_tier() -> None:
     assert (api.jobs.draft.salt, api.jobs.draft.tier) == (tenant(SECRET, "acme").salt, Tier.FREE)
 
 
-async def test_what_a_caller_says_of_its_own_rank_counts_for_nothing() -> None:
+@pytest.mark.parametrize("field", ["priority", "service_tier", "tier", "user", "metadata", "lane", "tenant", "salt"])
+@pytest.mark.parametrize("claim", [100, -100, "priority", "enterprise", {"tier": "enterprise"}])
+async def test_what_a_caller_says_of_its_own_rank_counts_for_nothing(field: str, claim: object) -> None:
+    """faults.md, gateway: priority forged by a free key, in the body: refused as no value of the field, or without effect."""
     api = Api()
-    key = api.keys.make(tier=Tier.FREE)
-    claims = {"priority": 100, "service_tier": "priority", "tier": "enterprise", "user": "admin"}
-    assert (await ask(api, "/v1/chat/completions", key, body=CHAT | claims)).status_code == 200
-    assert api.jobs.draft.tier is Tier.FREE
+    key, ours = api.keys.make(tenant="acme", tier=Tier.FREE), tenant(SECRET, "acme")
+    answer = await ask(api, "/v1/chat/completions", key, body=CHAT | {field: claim})
+    assert answer.status_code in (200, 400)
+    assert all((job.draft.tier, job.draft.lane, job.draft.salt) == (Tier.FREE, ours.lane, ours.salt) for job in api.jobs.handles)
+    assert answer.status_code == 400 or answer.json()["service_tier"] == "flex"
+
+
+async def test_no_header_makes_a_caller_another_one() -> None:
+    """faults.md, gateway: priority header forged by a free key -> its own tier."""
+    api = Api()
+    key, ours = api.keys.make(tenant="acme", tier=Tier.FREE), tenant(SECRET, "acme")
+    names = ("priority", "x-priority", "tier", "x-tier", "x-headrace-tier", "x-headrace-priority", "x-tenant", "x-headrace-tenant")
+    names += ("openai-organization", "openai-project", "x-request-priority", "nats-request-info", "lane", "service-tier")
+    forged = {name: "enterprise" for name in names} | {"authorization": f"Bearer {key}", "priority": "u=0, i"}
+    async with api.client() as client:
+        answer = await client.post("/v1/chat/completions", json=CHAT, headers=forged)
+    assert (answer.status_code, answer.json()["service_tier"]) == (200, "flex")
+    draft = api.jobs.draft
+    assert (draft.tier, draft.lane, draft.salt) == (Tier.FREE, ours.lane, ours.salt)
 
 
 async def test_a_key_that_is_revoked_while_its_stream_runs() -> None:
-    """The stream goes on to its end; the next request is refused once the edge has heard of it."""
+    """faults.md, gateway: key revoked mid-stream. The stream goes on; the next request is refused once the edge has heard of it."""
     api = Api()
     key, go = api.keys.make(), asyncio.Event()
     api.jobs.default = Script([byte_ids("hello")], go=go)

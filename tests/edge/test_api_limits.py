@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
 import pytest
 
 from schemas.errors import JobFailed, Overloaded
+from schemas.state import Capabilities
+from services.clock import SystemClock
 from services.edge.gate.limits import Limits
 from tests.edge.fakes import MODEL, Api, Script, says
 from tests.edge.test_api_keys import CHAT, ask
+from tests.waiting import PATIENCE_S
 
 PATH = "/v1/chat/completions"
 
@@ -144,3 +148,36 @@ async def test_a_prompt_over_the_limit_is_told_by_its_own_name() -> None:
     for path, body in ((PATH, CHAT), ("/v1/completions", {"model": MODEL, "prompt": "a long one"})):
         refused = await ask(api, path, key, body=body)
         assert (refused.status_code, refused.json()["error"]["param"] in body) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status"),
+    [
+        (PATH, {"max_tokens": 2**31}, 400),
+        (PATH, {"max_tokens": 100, "n": 4}, 400),
+        ("/v1/completions", {"prompt": ["x"] * 20, "max_tokens": 8, "n": 4}, 400),
+        ("/v1/completions", {"prompt": ["x"] * 4, "max_tokens": 8, "n": 4}, 429),
+        (PATH, {"max_tokens": 100}, 429),
+    ],
+)
+async def test_all_that_a_request_may_generate_is_checked_at_once(
+    path: str, fields: dict[str, Any], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """faults.md, gateway: one cost check of prompts x n x tokens, before any of it is published: 400 where it can never fit, 429
+    where it does not now. Nothing of what was refused is kept."""
+    monkeypatch.setattr(SystemClock, "wall", lambda _: 1_700_000_000.0)  # the minute does not end
+    api = Api()
+    api.jobs.capabilities = Capabilities(seed=True, n=True)
+    key = api.keys.make(limits=Limits(tokens_per_minute=300))
+    begun = CHAT | {"max_tokens": 200}
+    api.jobs.default = says("x" * 200)
+    assert (await ask(api, PATH, key, body=begun)).status_code == 200
+    prompt = {"messages": CHAT["messages"]} if path == PATH else {}
+    refused = await ask(api, path, key, body={"model": MODEL, **prompt, **fields})
+    assert refused.status_code == status, refused.text
+    assert len(api.jobs.handles) == 1
+    api.jobs.default = says("y")
+    async with asyncio.timeout(PATIENCE_S):
+        # a limit that was used up is believed to be so for a second
+        while (await ask(api, PATH, key, body=CHAT | {"max_tokens": 5})).status_code != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)

@@ -55,11 +55,12 @@ RAW = [
 
 @pytest.mark.parametrize("body", RAW, ids=lambda body: repr(body[:24]))
 async def test_bodies_that_are_no_json_object(body: bytes) -> None:
-    """Cases 29 and B5."""
+    """Cases 29 and B5; faults.md, gateway: NaN, 1e400, surrogate, UTF-16, depth 20k, 5,000-digit int."""
     check(await Api().post(body), 400)
 
 
 async def test_duplicate_keys_last_wins() -> None:
+    """faults.md, gateway: duplicate keys: no 500; the case's 400 would refuse what JSON readers take."""
     body = json.dumps({"model": MODEL, "messages": [USER]}).encode()[:-1] + b',"max_tokens":5,"max_tokens":6}'
     api = Api()
     assert (await api.post(body)).status_code == 200
@@ -147,10 +148,12 @@ async def test_wrong_values(param: str, value: Any) -> None:
         ("/v1/completions", {"prompt": ["x"] * 2048}, "prompt"),
         ("/v1/completions", {"prompt": ["x"] * 2048, "n": 16}, "prompt"),
         ("/v1/completions", {"prompt": ["x"] * 16, "n": 16}, "prompt"),
+        ("/v1/completions", {"prompt": ["x"] * 16, "n": 16, "max_tokens": 2**31}, "n"),
+        ("/v1/completions", {"prompt": [[1]] * 2048, "n": 16, "best_of": 16}, "prompt"),
     ],
 )
 async def test_what_costs_too_much_reaches_no_engine(path: str, fields: dict[str, Any], param: str) -> None:
-    """Of the gateway's faults: choices, prompts and tokens of one request are bounded together."""
+    """faults.md, gateway: n, best_of, 2,048 prompts x n, max_tokens 2^31: bounded together, before anything is published."""
     api = Api(max_generated_tokens=4096)
     api.jobs.capabilities = Capabilities(seed=True, n=True)
     prompt = {"messages": [USER]} if "chat" in path else {"prompt": "x"}

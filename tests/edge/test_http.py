@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx
@@ -109,7 +109,7 @@ async def test_sdk_exceptions() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("half", [True, False])
 async def test_a_client_that_leaves_while_tokens_come(stream: bool, half: bool) -> None:
-    """Case 19: (a) and (c); a half-closed connection counts as gone."""
+    """Case 19: (a) and (c); faults.md, gateway: client closes, half-close. A half-closed connection counts as gone."""
     api = Api()
     api.jobs.default = says("hello", finish=None)
     async with served(api) as server:
@@ -188,7 +188,7 @@ async def test_a_body_that_does_not_arrive() -> None:
 
 
 async def test_a_client_that_stops_reading() -> None:
-    """B5: the write deadline ends the job; the connection is closed."""
+    """B5; faults.md, gateway: a stalled reader. The write deadline ends the job; the connection is closed."""
     api = Api(write_deadline_s=0.3)
     api.jobs.default = Script([byte_ids("x" * 100_000)] * 400)
     async with served(api) as server:
@@ -202,8 +202,9 @@ async def test_a_client_that_stops_reading() -> None:
             await until(lambda: api.traffic.running == 0)
             received = 0
             async with asyncio.timeout(PATIENCE_S):
-                while data := await asyncio.get_running_loop().sock_recv(raw, 1 << 20):
-                    received += len(data)
+                with suppress(ConnectionResetError):  # the kernel's own deadline was sooner than this reader
+                    while data := await asyncio.get_running_loop().sock_recv(raw, 1 << 20):
+                        received += len(data)
         assert received < 400 * 100_000
 
 

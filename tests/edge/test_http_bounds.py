@@ -8,6 +8,7 @@ import logging
 import socket
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.edge.fakes import MODEL, Api, Script
@@ -38,7 +39,7 @@ async def read_all(reader: asyncio.StreamReader) -> bytes:
     ],
 )
 async def test_headers_that_do_not_come_end_the_connection(sent: bytes, answered: bytes) -> None:
-    """The first ones, and those of a request that never follows another one."""
+    """faults.md, gateway: slow headers. The first ones, and those of a request that never follows another one."""
     async with served(Api(header_deadline_s=0.5)) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(sent)
@@ -55,7 +56,8 @@ async def _drip(writer: asyncio.StreamWriter) -> None:
 
 @pytest.mark.parametrize("head", [CHAT + b"x-slow: ", CHAT + b"content-length: 100000\r\n\r\n{"])
 async def test_a_slow_sender_meets_a_deadline_however_steadily_it_sends(head: bytes) -> None:
-    """Headers end without a word, a body with a refusal; neither is kept alive by what trickles in."""
+    """faults.md, gateway: slow headers, slow body. Headers end without a word, a body with a refusal; neither is kept alive by
+    what trickles in."""
     api = Api(header_deadline_s=0.5, body_deadline_s=0.5)
     async with served(api) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -87,7 +89,7 @@ _WRONG = "hr-" + "a" * 16 + "-" + "b" * 52
     ],
 )
 async def test_no_value_of_authorization_is_more_than_a_wrong_key(value: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """As bytes on a connection; none of them comes back, or gets into a log."""
+    """faults.md, gateway: Authorization, as bytes on a connection; none of them comes back, or gets into a log."""
     caplog.set_level(logging.DEBUG)
     async with served(Api()) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -115,17 +117,45 @@ async def test_headers_without_end_are_refused_while_memory_stays_small() -> Non
     assert answer.startswith(b"HTTP/1.1 431" if answer else b"")
 
 
-async def test_others_are_served_meanwhile() -> None:
-    async with served(Api()) as server:
+@pytest.mark.parametrize("head", [CHAT + b"x-slow: ", CHAT + b"content-length: 100000\r\n\r\n{"])
+async def test_others_are_served_meanwhile(head: bytes) -> None:
+    """faults.md, gateway: slow headers, slow body; whoever sends in time is answered in between."""
+    api = Api()
+    async with served(api) as server:
         slow = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(100)]
         for _, writer in slow:
-            writer.write(CHAT)
+            writer.write(head)
+        drips = [asyncio.create_task(_drip(writer)) for _, writer in slow]
+        if b"length" in head:
+            await until(lambda: api.traffic.running == 100)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=LIMIT_S) as client:
+            for _ in range(5):
+                body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+                assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+        assert not any(drip.done() for drip in drips), "the slow ones were still there"
+        for drip, (_, writer) in zip(drips, slow, strict=True):
+            drip.cancel()
+            writer.close()
+
+
+async def test_a_body_without_length_is_refused_as_soon_as_it_is_too_large() -> None:
+    """faults.md, gateway: chunked without length over the limit. The client reads the answer while it sends, or when it has sent
+    all: its connection is not broken."""
+    limit, part = 100_000, 10_000
+    async with served(Api(max_body_bytes=limit)) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(PROBE)
+        writer.write(CHAT + b"transfer-encoding: chunked\r\n\r\n")
+        head = asyncio.ensure_future(reader.readuntil(b"\r\n\r\n"))
         async with asyncio.timeout(LIMIT_S):
-            assert b" 200 " in await reader.readline()
-        for _, each in [*slow, (reader, writer)]:
-            each.close()
+            for sent in range(part, 20 * 2**20, part):
+                writer.write(b"%x\r\n" % part + b" " * part + b"\r\n")
+                await writer.drain()
+                if sent > limit and not head.done():
+                    await asyncio.wait({head})  # it goes on only after the answer
+            writer.write(b"0\r\n\r\n")
+            assert (await head).startswith(b"HTTP/1.1 413")
+            assert b"payload_too_large" in await reader.readuntil(b"\r\n0\r\n\r\n")
+        writer.close()
 
 
 async def test_connections_beyond_the_bound_wait_until_others_end() -> None:
@@ -147,7 +177,8 @@ async def test_connections_beyond_the_bound_wait_until_others_end() -> None:
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="connections are read from /proc")
 async def test_a_client_that_takes_nothing_loses_its_connection() -> None:
-    """It never reads and never closes: only the kernel's deadline ends that, and gives what was buffered back."""
+    """faults.md, gateway: a stalled reader. It never reads and never closes: only the kernel's deadline ends that, and gives what
+    was buffered back."""
     api = Api(write_deadline_s=0.5)
     api.jobs.default = Script([byte_ids("x" * 100_000)] * 400)
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()

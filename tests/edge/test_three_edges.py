@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 import httpx
 import pytest
 
+from schemas.job import Tier
 from schemas.subjects import Subjects
 from services.bus.counters import Counters
 from services.bus.jetstream import JetStream
@@ -20,8 +21,10 @@ from services.edge.gate.limits import Limits
 from tests.edge.fakes import Api
 from tests.edge.test_api_keys import CHAT
 from tests.nats_fixture import NatsServer
+from tests.waiting import PATIENCE_S
 
 LIMIT, ASKED = 100, 500
+PATH = "/v1/chat/completions"
 NAMES = ("e1-0000000000000", "e2-0000000000000", "e3-0000000000000")
 
 
@@ -43,7 +46,7 @@ async def edges(own_nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("owner", ["key", "tenant"])
 async def test_five_hundred_requests_at_a_limit_of_a_hundred(edges: list[Api], owner: str) -> None:
-    """The tenant's name has what NATS gives a meaning to."""
+    """faults.md, gateway: 500 parallel requests over 3 gateways. The tenant's name has what NATS gives a meaning to."""
     limits = {"limits" if owner == "key" else "tenant_limits": Limits(requests_per_minute=LIMIT)}
     keys = [edges[0].keys.make(tenant="acme.eu > *", **limits) for _ in range(1 if owner == "key" else 5)]
     async with AsyncExitStack() as stack:
@@ -51,7 +54,7 @@ async def test_five_hundred_requests_at_a_limit_of_a_hundred(edges: list[Api], o
 
         async def one(number: int) -> httpx.Response:
             headers = {"authorization": f"Bearer {keys[number % len(keys)]}"}
-            return await clients[number % len(clients)].post("/v1/chat/completions", json=CHAT, headers=headers)
+            return await clients[number % len(clients)].post(PATH, json=CHAT, headers=headers)
 
         answers: list[httpx.Response] = []
         while len(answers) < ASKED or Counter(answer.status_code for answer in answers)[503]:
@@ -65,3 +68,40 @@ async def test_five_hundred_requests_at_a_limit_of_a_hundred(edges: list[Api], o
     refused = next(answer for answer in answers if answer.status_code == 429)
     assert 1 <= int(refused.headers["retry-after"]) <= 60
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+async def test_the_server_that_counts_is_away(edges: list[Api], own_nats_server: NatsServer) -> None:
+    """faults.md, gateway: quota store down (the counters): paid spend what their edges hold, then 503, free no more than that; an
+    alarm; afterwards the same minute goes on, and nothing is admitted twice."""
+    keys = {tier: edges[0].keys.make(tier=tier, limits=Limits(requests_per_minute=LIMIT)) for tier in (Tier.PAID, Tier.FREE)}
+    admitted, held = Counter[Tier](), len(edges) * 2 * (LIMIT // SLICES)
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(api.client()) for api in edges]
+
+        async def spend(tier: Tier, until: int) -> None:
+            """At each edge, until it answers so."""
+            for client in clients:
+                async with asyncio.timeout(PATIENCE_S):
+                    headers = {"authorization": f"Bearer {keys[tier]}"}
+                    while (answer := await client.post(PATH, json=CHAT, headers=headers)).status_code != until:
+                        assert answer.status_code in (200, 503)
+                        admitted[tier] += answer.status_code == 200
+                        await asyncio.sleep(0)
+                    assert int(answer.headers["retry-after"]) >= 1
+
+        for client in clients:
+            for tier in keys:
+                began = await client.post(PATH, json=CHAT, headers={"authorization": f"Bearer {keys[tier]}"})
+                admitted[tier] += began.status_code == 200
+        before = admitted.copy()
+        own_nats_server.stop()
+        for tier in keys:
+            await spend(tier, 503)
+            assert admitted[tier] - before[tier] <= held
+        assert all(b'headrace_counter_failures_total{kind="requests"} ' in api.metrics.prometheus_text() for api in edges)
+        own_nats_server.start()
+        for tier in keys:
+            await spend(tier, 429)
+            assert admitted[tier] <= LIMIT
+            assert admitted[tier] > before[tier] + held, "it went on"
+    assert sum(len(api.jobs.handles) for api in edges) == sum(admitted.values())

@@ -102,8 +102,12 @@ class Gate:
                 started, measure.status = True, message["status"]
                 if counted is not None:
                     counted.answered(measure.status)
+                own = unread.without_length(message["headers"])
+                message["headers"] = [*own, header, *self._rates(scope), *told(scope)]
+            elif unread.more and not message.get("more_body", False):
+                await send({**message, "more_body": True})
                 await unread.discard()
-                message["headers"] = [*message["headers"], header, *self._rates(scope), *told(scope)]
+                message = {"type": "http.response.body"}
             await send(message)
 
         self._traffic.enter()

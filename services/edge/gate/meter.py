@@ -8,13 +8,14 @@ a 503.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from schemas.errors import InvalidRequest, RateLimited, TokensLimited
+from schemas.errors import BusUnavailable, InvalidRequest, RateLimited, TokensLimited
 from schemas.job import Tier
 from services.clock import Clock
 from services.edge.gate import windows
@@ -22,10 +23,13 @@ from services.edge.gate.allotment import Allotment, Verdict
 from services.edge.gate.budgets import Budgets, Hold, unchecked
 from services.edge.gate.limits import NONE, Limits
 from services.edge.gate.records import Bill, Caller, Used
+from services.telemetry.logs import AtMost, fields
+from services.telemetry.metrics import Metrics
 
 REQUESTS, TOKENS = "requests", "tokens"
 _OVER = {REQUESTS: RateLimited, TOKENS: TokensLimited}
 _MOST_KEPT = 10_000
+_log = logging.getLogger("headrace.edge")
 
 Add = Callable[[str, str, int, int], Awaitable[int]]
 """(kind, owner, window, amount) → the counter's new value; see `services.bus.counters`."""
@@ -109,10 +113,12 @@ class Left:
 class Meter:
     """The allotments of one edge."""
 
-    def __init__(self, add: Add, budgets: Budgets, clock: Clock) -> None:
+    def __init__(self, add: Add, budgets: Budgets, clock: Clock, metrics: Metrics) -> None:
         self._add = add
         self._budgets = budgets
         self._clock = clock
+        self._metrics = metrics
+        self._may_log = AtMost(clock.monotonic, 10.0)
         self._allotments: OrderedDict[tuple[str, str, int], Allotment] = OrderedDict()
 
     async def count(self, caller: Caller) -> Reservation:
@@ -162,6 +168,11 @@ class Meter:
             case Verdict.UNKNOWN:
                 raise unchecked()
 
+    def _alarm(self, kind: str, error: BusUnavailable) -> None:
+        self._metrics.counter_failures.add(1, {"kind": kind})
+        if self._may_log() is not None:
+            _log.warning("limits a minute cannot be checked: their counters cannot be used", extra=fields(error=error.message))
+
     def _of(self, caller: Caller, kind: str) -> list[Allotment]:
         """Of the key and of the tenant, where there is a limit."""
         named = ((owner, _limit(limits, kind)) for owner, limits in _owners(caller))
@@ -173,7 +184,11 @@ class Meter:
         if found is None:
 
             async def add(window: int, amount: int) -> int:
-                return await self._add(kind, owner, window, amount)
+                try:
+                    return await self._add(kind, owner, window, amount)
+                except BusUnavailable as error:
+                    self._alarm(kind, error)
+                    raise
 
             found = self._allotments[name] = Allotment(add, self._clock, limit)
             if len(self._allotments) > _MOST_KEPT:

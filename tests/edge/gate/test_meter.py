@@ -37,8 +37,9 @@ class Edges:
         self.clock = ManualClock()
         self.counters = FakeCounters()
         self.usage = FakeUsage()
+        self.metrics = Metrics.collecting("e")
         self.budgets = [Budgets(self.usage, f"e{number}", self.clock, Metrics.null()) for number in range(count)]
-        self.meters = [Meter(self.counters, budgets, self.clock) for budgets in self.budgets]
+        self.meters = [Meter(self.counters, budgets, self.clock, self.metrics) for budgets in self.budgets]
         self.meter = self.meters[0]
 
     async def refusal(self, who: Caller, prompt: int = 1, output: int = 1) -> type[HeadraceError] | None:
@@ -167,7 +168,8 @@ async def test_what_can_never_fit_is_no_429(limits: Limits, param: str) -> None:
 
 
 async def test_counters_down() -> None:
-    """Who pays spends what this edge holds, then hears that nobody knows; who does not hears it at once."""
+    """faults.md, gateway, quota store down: who pays spends what this edge holds, then hears that nobody knows; who does not
+    hears it at once. The metric is the alarm."""
     edges = Edges()
     limits = Limits(requests_per_minute=64)
     paid, free = caller(limits), caller(limits, tier=Tier.FREE, key="free")
@@ -182,6 +184,7 @@ async def test_counters_down() -> None:
     assert held is not None
     assert held.remaining > 0
     assert await edges.refusal(free) is EdgeUnavailable
+    assert b'headrace_counter_failures_total{kind="requests"} ' in edges.metrics.prometheus_text()
 
 
 async def test_over_three_edges_never_more() -> None:

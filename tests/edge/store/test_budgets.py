@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from schemas.errors import HeadraceError, InsufficientQuota, RateLimited
+from schemas.errors import EdgeUnavailable, HeadraceError, InsufficientQuota, RateLimited
 from schemas.job import Tier
 from services.clock import SystemClock
 from services.edge.gate.budgets import Budgets, Hold
@@ -22,6 +24,7 @@ from services.edge.store.usage import SqlUsageStore
 from services.edge.tenant import tenant
 from services.telemetry.metrics import Metrics
 from tests.edge.fakes import SECRET
+from tests.waiting import until
 
 OWNER = "tenant-acme"
 CALLER = Caller(tenant(SECRET, "acme"), Tier.PAID, "k")
@@ -29,11 +32,11 @@ PATIENT_S = 20.0
 
 
 @asynccontextmanager
-async def edges(database: Database, count: int) -> AsyncIterator[list[Budgets]]:
-    made = [
-        Budgets(SqlUsageStore(database), f"e{number}-0k3v9x00abcde", SystemClock(), Metrics.null(), PATIENT_S)
-        for number in range(count)
-    ]
+async def edges(
+    database: Database, count: int, metrics: Metrics | None = None, patient_s: float = PATIENT_S
+) -> AsyncIterator[list[Budgets]]:
+    store, told = SqlUsageStore(database), metrics or Metrics.null()
+    made = [Budgets(store, f"e{number}-0k3v9x00abcde", SystemClock(), told, patient_s) for number in range(count)]
     tasks = [asyncio.create_task(each.run()) for each in made]
     try:
         yield made
@@ -91,6 +94,45 @@ async def test_what_was_used_is_booked_and_the_rest_comes_back(database: Databas
         row = (await connection.execute(sa.select(budgets.c.spent, budgets.c.taken))).one()
         rows = (await connection.execute(sa.select(sa.func.count(), sa.func.sum(usage.c.cost)))).one()
     assert (tuple(row), tuple(rows)) == ((600, 600), (10, 2.5))
+
+
+async def test_the_database_is_locked(sqlite: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """faults.md, gateway: quota store down (the database): paid spend what their edge holds, then 503, free 503 at once; an alarm;
+    afterwards what was used meanwhile is charged, once."""
+    limit, metrics, jobs = 100 * SLICES, Metrics.collecting("e1"), list[str]()
+    async with edges(sqlite, 1, metrics, patient_s=0.5) as (edge,):
+
+        async def one_request() -> None:
+            hold = await edge.take(DAY, OWNER, limit, 10, Tier.PAID)
+            jobs.append(f"{len(jobs):032x}")
+            edge.settle([hold], jobs[-1], 10)
+            edge.book(CALLER, Used(jobs[-1], "m", 5, 5))
+
+        await one_request()
+        with closing(sqlite3.connect(tmp_path / "edge.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(EdgeUnavailable):
+                while True:
+                    await one_request()
+            assert 10 * len(jobs) <= 3 * (limit // SLICES)
+            await until(lambda: edge.down)
+            with pytest.raises(EdgeUnavailable):
+                await edge.take(DAY, OWNER, limit, 1, Tier.FREE)
+            assert b'headrace_store_failures_total{operation="usage"} ' in metrics.prometheus_text()
+            assert "usage is not booked" in caplog.text
+        used = (10 * len(jobs), len(jobs), 10 * len(jobs))
+        async with asyncio.timeout(PATIENT_S):
+            while await _booked(sqlite) != used:  # noqa: ASYNC110 - the database tells nobody
+                await asyncio.sleep(0.02)
+    assert await _booked(sqlite) == used
+
+
+async def _booked(database: Database) -> tuple[int, int, int]:
+    """What the budget has spent; the ledger's rows, and their tokens."""
+    async with database.read() as connection:
+        tokens = sa.func.sum(usage.c.prompt_tokens + usage.c.completion_tokens)
+        spent = await connection.scalar(sa.select(budgets.c.spent))
+        return spent or 0, *(await connection.execute(sa.select(sa.func.count(), tokens))).one()
 
 
 async def _until_refused(edge: Budgets, error: type[HeadraceError], amount: int) -> None:

@@ -94,7 +94,9 @@ STORE_BEHIND = _gauge("headrace_store_tokens_behind", "Tokens of detached jobs t
 
 COST = _counter("headrace_cost_total", "What requests that ended cost, by tenant and model.")
 COMPUTE = _counter("headrace_compute_seconds_total", "Seconds of compute of requests that ended, by tenant and model.")
-COUNTER_FAILURES = _counter("headrace_counter_failures_total", "Times the counters of limits a minute could not be used, by kind.")
+COUNTER_FAILURES = _counter(
+    "headrace_counter_failures_total", "Times the counters of limits a minute could not be used, by kind."
+)
 USAGE_BEHIND = _gauge("headrace_usage_entries_behind", "Entries of the usage ledger that are not in the database yet.")
 USAGE_LOST = _counter(
     "headrace_usage_entries_lost_total", "Entries of the usage ledger given up: the database was away too long."

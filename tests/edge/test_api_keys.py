@@ -63,9 +63,18 @@ async def test_no_header_makes_a_caller_another_one() -> None:
     """faults.md, gateway: priority header forged by a free key -> its own tier."""
     api = Api()
     key, ours = api.keys.make(tenant="acme", tier=Tier.FREE), tenant(SECRET, "acme")
-    names = ("priority", "x-priority", "tier", "x-tier", "x-headrace-tier", "x-headrace-priority", "x-tenant", "x-headrace-tenant")
+    names = (
+        "priority",
+        "x-priority",
+        "tier",
+        "x-tier",
+        "x-headrace-tier",
+        "x-headrace-priority",
+        "x-tenant",
+        "x-headrace-tenant",
+    )
     names += ("openai-organization", "openai-project", "x-request-priority", "nats-request-info", "lane", "service-tier")
-    forged = {name: "enterprise" for name in names} | {"authorization": f"Bearer {key}", "priority": "u=0, i"}
+    forged = dict.fromkeys(names, "enterprise") | {"authorization": f"Bearer {key}", "priority": "u=0, i"}
     async with api.client() as client:
         answer = await client.post("/v1/chat/completions", json=CHAT, headers=forged)
     assert (answer.status_code, answer.json()["service_tier"]) == (200, "flex")
@@ -74,7 +83,7 @@ async def test_no_header_makes_a_caller_another_one() -> None:
 
 
 async def test_a_key_that_is_revoked_while_its_stream_runs() -> None:
-    """faults.md, gateway: key revoked mid-stream. The stream goes on; the next request is refused once the edge has heard of it."""
+    """faults.md, gateway: key revoked mid-stream. The stream goes on; the next request is refused once the edge has heard."""
     api = Api()
     key, go = api.keys.make(), asyncio.Event()
     api.jobs.default = Script([byte_ids("hello")], go=go)

@@ -83,8 +83,8 @@ def wrong(right: str, revoked: str) -> list[list[tuple[bytes, bytes]]]:
 async def test_a_wrong_key_is_401_on_one_path_and_leaves_nothing_behind(
     databases: list[Database], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """faults.md, gateway: Authorization: every kind is the same 401, no database write, no key in a log. Whatever looks like a key
-    is compared once and in constant time, whether or not it is known."""
+    """faults.md, gateway: Authorization: every kind is the same 401, no database write, no key in a log. Whatever looks like
+    a key is compared once and in constant time, whether or not it is known."""
     right, revoked = await made(databases[0]), await made(databases[0])
     await SqlKeyStore(databases[0]).end(keys.key_id(revoked) or "")
     api, compared = StoredApi(databases[0]), 0

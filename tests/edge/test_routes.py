@@ -52,8 +52,8 @@ async def ask(api: Api, method: str, path: str, peer: str) -> httpx.Response:
 
 
 async def test_everything_but_the_probes_needs_a_key(api: ResponsesApi) -> None:
-    """faults.md, gateway: every route but health needs a key. Also what is there for people, and what is not there: whoever has no
-    key does not learn which is which."""
+    """faults.md, gateway: every route but health needs a key. Also what is there for people, and what is not there: whoever has
+    no key does not learn which is which."""
     served = paths(api)
     assert {"/v1/chat/completions", "/v1/responses/x/cancel", "/v1/conversations/x/items/x", "/docs", *PROBES} <= served.keys()
     for path in {*served, *UNKNOWN} - PROBES:

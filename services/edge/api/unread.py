@@ -1,7 +1,8 @@
 """What nobody read of a request's body, read after the answer and thrown away.
 
 Whoever answers and closes while the client still sends makes the client's system drop the answer: a refusal would be seen as a
-broken connection, and tried again. So the answer is sent at once, and its end when the client has sent all. Invariant: bounded in bytes and in time, whatever is sent.
+broken connection, and tried again. So the answer is sent at once, and its end when the client has sent all.
+Invariant: bounded in bytes and in time, whatever is sent.
 """
 
 from __future__ import annotations

@@ -25,13 +25,15 @@ KINDS = ("json_object", "json_schema", "regex", "grammar")
 MAX_SOURCE = 128 * 1024
 """Characters: OpenAI's own limit for a schema is 120,000."""
 _ANY_OBJECT = '{"type":"object"}'
+BLANK = r"[\x20\x0A\x0D\x09]{1,32}"
+"""Between two tokens of JSON: a model that falls into blanks would fill its whole answer with them."""
 _OPTIONS: JsonCompileOptions = {
     "lenient": False,  # a keyword that cannot be enforced is refused, not ignored
     "coerce_one_of": False,
     "item_separator": ",",
     "key_separator": ":",
     "whitespace_flexible": True,
-    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}",  # a model that falls into blanks would fill its whole answer with them
+    "whitespace_pattern": BLANK,
 }
 """Ours win over a schema's own `x-guidance`."""
 _MAX_LEXER_STATES = 16_384

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from openai import pydantic_function_tool
+from pydantic import BaseModel
 
 from schemas.errors import DeadlineExceeded
 from schemas.job import unpack_ids
@@ -170,8 +172,49 @@ async def test_what_the_engine_is_held_to(api: Api) -> None:
         grammar = api.jobs.draft.sampling.grammar
         assert grammar is not None
         assert grammar.kind == "grammar"
-        assert '"const":"weather"' in grammar.source
+        assert r"\"weather\"" in grammar.source
         assert ("clock" in grammar.source) == (fields == {"tool_choice": "required"})
+
+
+async def test_functions_with_definitions(api: Api) -> None:
+    """As the official SDK writes a model within a model: `$ref` is to the function's own schema."""
+    tool = json.loads(json.dumps(pydantic_function_tool(Trip)))
+    assert "$defs" in tool["function"]["parameters"]
+    for fields in ({}, {"tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
+        answer = await api.post(tools=[tool, WEATHER], **fields)
+        assert answer.status_code == 200, answer.text
+
+
+class Place(BaseModel):
+    city: str
+
+
+class Trip(BaseModel):
+    """Where from, where to."""
+
+    start: Place
+    stops: list[Place]
+    end: Place | None
+
+
+async def test_a_schema_that_cannot_be_kept_to_is_refused_by_name(api: Api) -> None:
+    def tool(**parameters: Any) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
+
+    unique = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    for odd, word in ((unique, "uniqueItems"), ({"type": "string"}, "object"), ({"type": "object", "not": {}}, "not")):
+        refused = await api.post(tools=[tool(**odd)])
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+        assert word in refused.json()["error"]["message"]
+
+
+async def test_escapes_that_are_no_text_end_no_answer(api: Api) -> None:
+    """Half a surrogate pair has no UTF-8, so it stays as the model spelled it."""
+    escaped = '<tool_call>{"arguments": {"city": "\\ud800"}, "name": "weather"}</tool_call>'
+    choice = await both(api, escaped, tools=[WEATHER])
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "\\ud800"}'
+    nameless = '<tool_call>{"name": "\\udfff", "arguments": {}}</tool_call>'
+    assert (await both(api, nameless, tools=[WEATHER]))["message"]["content"] == nameless
 
 
 async def test_beside_a_response_format(api: Api) -> None:

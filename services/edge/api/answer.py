@@ -33,7 +33,7 @@ class CallDelta:
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What one choice's client may see now. `text` may be empty. `logprobs` is None when they were not asked for.
+    """What one choice's client may see now: `text`, which may be empty, then `calls`. `logprobs`: None when not asked for.
 
     `finish`: a `FinishReason`, or "tool_calls". `prompt`: with the first piece of a choice whose prompt is scored.
     One a token is made: a Struct, because a dataclass takes ten times as long.
@@ -49,6 +49,12 @@ class Piece(msgspec.Struct, frozen=True):
     @property
     def empty(self) -> bool:
         return not (self.text or self.logprobs or self.calls or self.finish or self.prompt)
+
+
+class Calls(Protocol):
+    """Looks for tool calls in one choice's text; see `services.edge.api.calls`."""
+
+    def read(self, piece: Piece) -> list[Piece]: ...
 
 
 class AnyAnswer(Protocol):
@@ -76,7 +82,7 @@ class AnyAnswer(Protocol):
 class Answer:
     """`token_by_token`: stop strings are looked for after each token, so that nothing after one is counted.
 
-    `logprobs`: one a choice, or none at all; they need `token_by_token`. `price`: of a second of compute.
+    `logprobs`, `calls`: one a choice, or none at all; the former need `token_by_token`. `price`: of a second of compute.
     """
 
     def __init__(
@@ -87,6 +93,7 @@ class Answer:
         prompt_tokens: int,
         token_by_token: bool,
         logprobs: Sequence[TokenLogprobs] = (),
+        calls: Sequence[Calls] = (),
         prompt: PromptWriter | None = None,
         price: float | None = None,
     ) -> None:
@@ -94,6 +101,7 @@ class Answer:
         self._price = price
         self._texts = texts
         self._logprobs = logprobs
+        self._calls = calls
         self._prompt = prompt
         self._unread: list[Delta] = []
         self._open = set(range(len(texts)))
@@ -130,15 +138,15 @@ class Answer:
         prompt = None
         if self._prompt is not None and self._unread:
             prompt = await self._prompt.write(self._handle.prompt_logprobs)  # cancelled here, the next call reads the same
-        deltas, self._unread = self._unread, []
+        unread, self._unread = self._unread, []
+        deltas = [one for delta in unread for one in delta.one_by_one()] if self._logprobs else unread
         pieces = []
         for delta in deltas:
-            piece = self._piece(delta, prompt)
-            if piece is not None:
+            for piece in self._pieces(delta, prompt):
                 pieces.append(piece)
                 if piece.finish is not None:
-                    self.stop(piece.choice)  # nothing to do unless a stop string ended it
-        return pieces if deltas else None
+                    self.stop(piece.choice)  # nothing to do unless a stop string ended it, or the last call that is allowed
+        return pieces if unread else None
 
     def stop(self, choice: int) -> None:
         """Nothing more is wanted of this choice."""
@@ -151,6 +159,12 @@ class Answer:
     def cancel(self) -> None:
         """The client is gone."""
         self._handle.cancel()
+
+    def _pieces(self, delta: Delta, prompt: WrittenPrompt | None) -> Sequence[Piece]:
+        piece = self._piece(delta, prompt)
+        if piece is None:
+            return ()
+        return [each for each in self._calls[piece.choice].read(piece) if not each.empty] if self._calls else (piece,)
 
     def _piece(self, delta: Delta, prompt: WrittenPrompt | None) -> Piece | None:
         choice, stream = delta.choice, self._texts[delta.choice]

@@ -25,7 +25,7 @@ from services.edge.api.parameters import refuse_unsupported
 from services.edge.api.request import ChatRequest, Stops, read_request, read_stops
 from services.edge.api.response_format import read_response_format
 from services.edge.api.served import Served
-from services.edge.api.start import draft, reserve, start, start_with_tools
+from services.edge.api.start import draft, reserve, start
 from services.edge.api.template_variables import read_variables
 from services.edge.api.tools import Tools, read_tools
 from services.edge.selection.asking import asking
@@ -68,7 +68,8 @@ class ChatCompletions:
         messages = check_messages(asked.messages)
         stops = read_stops(asked, settings.max_stops)
         variables, grammar = read_variables(asked.chat_template_kwargs), read_response_format(asked.response_format)
-        read = _Read(messages, variables, stops, read_tools(asked), grammar)
+        tools = read_tools(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
+        read = _Read(messages, variables, stops, tools, grammar)
         plan = planned(served, by, asked.model, read.features, asked.metadata, portable=asked.portable)
         return await first_to_take(served, by, plan, asked, partial(_begin, by, read))
 
@@ -88,7 +89,7 @@ async def _begin(by: Asking, read: _Read, turn: Turn, asked: ChatRequest) -> Beg
     job = turn.draft(draft(served, by.caller, asked, card, ids, most=most, grammar=grammar))
     reservation = await reserve(served, by.caller, [job])
     with reservation.undone_on_failure():
-        answer = start_with_tools(served, job, tools, read.stops) if tools else start(served, job, read.stops)
+        answer = start(served, job, read.stops, tools)
         await turn.admitted(answer)
     created = int(served.clock.wall())
     form = ChatForm(f"chatcmpl-{answer.id}", created, asked.model, job.tier, usage=asked.usage_streamed)

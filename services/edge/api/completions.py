@@ -73,7 +73,9 @@ async def _begin(by: Asking, stops: Stops, grammar: Grammar | None, turn: Turn, 
     writers = [_writer(served, asked, job, echoes.get(at * job.n, "")) for at, job in enumerate(jobs)]
     reservation = await reserve(served, by.caller, jobs, param="prompt")
     with reservation.undone_on_failure():
-        answer = Several([start(served, job, stops, writer) for job, writer in zip(jobs, writers, strict=True)], n=jobs[0].n)
+        answer = Several(
+            [start(served, job, stops, prompt=writer) for job, writer in zip(jobs, writers, strict=True)], n=jobs[0].n
+        )
         await turn.admitted(answer)
     created = int(served.clock.wall())
     form = CompletionForm(f"cmpl-{answer.id}", created, asked.model, usage=asked.usage_streamed, echoes=echoes)

@@ -45,8 +45,8 @@ class TokenLogprobs:
         self._waiting.append(Entry(start, self._decoded + unfinished, self._fields(logprob)))
 
     def take(self) -> list[Entry]:
-        """The entries of what is wholly visible."""
-        return list(self._release(lambda waiting: waiting.end <= self._visible))
+        """The entries of what is wholly visible, but for a special token that may turn out to be the end."""
+        return list(self._release(lambda waiting: waiting.end <= self._visible and not self._may_be_the_end(waiting)))
 
     def stop(self) -> list[Entry]:
         """A stop string was found: the last entries, those of tokens that are at least partly visible."""
@@ -54,9 +54,12 @@ class TokenLogprobs:
 
     def finish(self, *, ended: bool) -> list[Entry]:
         """Nothing is held back any more. `ended`: the last token said so; if it is a special one it is no part of the text."""
-        if ended and self._waiting and self._waiting[-1].fields["bytes"] is None:
+        if ended and self._waiting and self._may_be_the_end(self._waiting[-1]):
             self._waiting.pop()
         return list(self._release(lambda _: True))
+
+    def _may_be_the_end(self, entry: Entry) -> bool:
+        return entry is self._waiting[-1] and entry.fields["bytes"] is None
 
     def _release(self, due: Callable[[Entry], bool]) -> Iterable[Entry]:
         while self._waiting and due(self._waiting[0]):

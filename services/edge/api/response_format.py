@@ -6,16 +6,15 @@ kept to whether or not `strict` is set, and json_object needs no "JSON" in the m
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from schemas.errors import InvalidRequest
 from schemas.job import Grammar
+from services.edge.api.names import read_name
 from services.text.grammar import schema_source
 
 _TYPES = ("text", "json_object", "json_schema", "regex", "grammar")
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def read_response_format(value: Mapping[str, Any] | None) -> Grammar | None:
@@ -38,8 +37,7 @@ def read_response_format(value: Mapping[str, Any] | None) -> Grammar | None:
 
 def _schema(value: Mapping[str, Any]) -> Grammar:
     at = "response_format.json_schema"
-    if not _NAME.fullmatch(_field(value, "name", str, at)):
-        raise InvalidRequest(f"'{at}.name' must be 1 to 64 letters, digits, '_' or '-'.", param=f"{at}.name")
+    read_name(value, at)
     if not isinstance(value.get("strict"), bool | None):
         raise InvalidRequest(f"'{at}.strict' must be a boolean.", param=f"{at}.strict")
     try:

@@ -8,7 +8,7 @@ from schemas.job import U64, Grammar, pack_ids, unpack_ids
 from schemas.state import ModelCard
 from services.edge.api.answer import Answer
 from services.edge.api.apart import Apart, take_apart
-from services.edge.api.calls import CallingAnswer, CallTracker
+from services.edge.api.calls import CallTracker
 from services.edge.api.logprobs import TokenLogprobs
 from services.edge.api.parameters import choices, max_tokens, must_be_scorable, sampling
 from services.edge.api.ports import Handle
@@ -64,25 +64,39 @@ async def reserve(served: Served, caller: Caller, jobs: Sequence[Draft], *, para
 
 
 def start(
-    served: Served, job: Draft, stops: Stops = NO_STOPS, prompt: PromptWriter | None = None, handle: Handle | None = None
+    served: Served,
+    job: Draft,
+    stops: Stops = NO_STOPS,
+    tools: Tools | None = None,
+    prompt: PromptWriter | None = None,
+    handle: Handle | None = None,
 ) -> Answer:
-    """The job begins now, unless it has, as `handle`; its answer has to be read, or cancelled. `prompt`: unless all that the job
-    asks of its prompt is written in vLLM's form."""
+    """The job begins now, unless it has, as `handle`; its answer has to be read, or cancelled.
+
+    `tools`: what calls are looked for in it. `prompt`: unless all that the job asks of its prompt is written in vLLM's form.
+    """
     alternatives = job.sampling.prompt_logprobs
     if prompt is None and alternatives is not None:
         prompt = write_prompt(served, job, alternatives)
     texts = [served.text.stream(stops.strings, keep_stop=stops.kept) for _ in range(job.n)]
     logprobs = [TokenLogprobs(served.text.spell) for _ in texts] if job.sampling.logprobs is not None else ()
     by_token = bool(stops.strings or logprobs)
+    handle = handle or _begin(served, job)
     return Answer(
-        handle or _begin(served, job),
+        handle,
         texts,
         prompt_tokens=job.prompt_tokens,
         token_by_token=by_token,
         logprobs=logprobs,
+        calls=_calls(served, job, tools, handle.id) if tools else (),
         prompt=prompt,
         price=served.settings.price(job.model),
     )
+
+
+def _calls(served: Served, job: Draft, tools: Tools, name: str) -> list[CallTracker]:
+    make = served.text.tool_format.parser
+    return [CallTracker(make(tools.names), tools, f"call_{name[:20]}_{choice}_") for choice in range(job.n)]
 
 
 def _begin(served: Served, job: Draft) -> Handle:
@@ -96,13 +110,3 @@ def _begin(served: Served, job: Draft) -> Handle:
 def write_prompt(served: Served, job: Draft, table: int | None, echo: Echo | None = None) -> PromptWriter:
     """Of the job's prompt."""
     return PromptWriter(unpack_ids(job.prompt), served.text.spell, served.text.stream, table, echo)
-
-
-def start_with_tools(
-    served: Served, job: Draft, tools: Tools, stops: Stops = NO_STOPS, handle: Handle | None = None
-) -> CallingAnswer:
-    """The same, and calls are looked for in it."""
-    answer = start(served, job, stops, handle=handle)
-    make = served.text.tool_format.parser
-    trackers = [CallTracker(make(tools.names), tools, f"call_{answer.id[:20]}_{choice}_") for choice in range(job.n)]
-    return CallingAnswer(answer, trackers)

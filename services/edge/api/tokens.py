@@ -17,7 +17,7 @@ from services.edge.api.extras import OF_CHAT, OF_TEXT, refuse_extras
 from services.edge.api.messages import check_messages
 from services.edge.api.ports import TextModel
 from services.edge.api.prompts import read_ids
-from services.edge.api.request import ChatRequest, read_request
+from services.edge.api.request import read_request
 from services.edge.api.served import Served
 from services.edge.api.template_variables import read_variables
 from services.edge.api.tools import read_tools
@@ -63,7 +63,7 @@ class Tokens:
             ids = await text.encode_text(asked.prompt)
         else:
             messages, variables = check_messages(asked.messages), read_variables(asked.chat_template_kwargs)
-            tools = read_tools(ChatRequest.model_construct(model="", tools=asked.tools))
+            tools = read_tools(asked.tools)
             text = self._text(request, asked.model, partial(of_messages, messages, tools=tools is not None))
             ids = await text.encode(messages, tools.functions if tools else (), variables)
         card = self._served.jobs.card(text.name)

@@ -5,16 +5,16 @@ Source: the OpenAI API reference, "Create chat completion". Null and an empty li
 
 from __future__ import annotations
 
-import re
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from schemas.errors import InvalidRequest, UnsupportedParameter
 from schemas.job import Grammar
-from services.edge.api.request import ChatRequest
+from services.edge.api.names import read_name
 from services.text.tools.grammar import CallSyntax, Function, calls, calls_or_text
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST = 128
 
 
@@ -45,15 +45,18 @@ class Tools:
             raise InvalidRequest(f"A function's 'parameters' cannot be used: {error}.", param="tools") from None
 
 
-def read_tools(asked: ChatRequest) -> Tools | None:
-    """None when nothing may be called. Raises `InvalidRequest` that names the place."""
-    functions = tuple(_function(tool, f"tools[{index}]") for index, tool in enumerate(asked.tools or ()))
+def read_tools(tools: Sequence[Any] | None, choice: Any = None, parallel: bool | None = None) -> Tools | None:
+    """Of `tools`, `tool_choice`, `parallel_tool_calls`. None when nothing may be called.
+
+    Raises `InvalidRequest` that names the place.
+    """
+    functions = tuple(_function(tool, f"tools[{index}]") for index, tool in enumerate(tools or ()))
     if len(functions) > _MOST:
         raise InvalidRequest(f"'tools' may hold at most {_MOST} functions.", param="tools")
     if len({function.name for function in functions}) < len(functions):
         raise InvalidRequest("Two of the functions in 'tools' have the same name.", param="tools")
-    several = asked.parallel_tool_calls is not False
-    match asked.tool_choice:
+    several = parallel is not False
+    match choice:
         case None | "auto":
             return Tools(functions, several=several) if functions else None
         case "none":
@@ -82,11 +85,8 @@ def _function(tool: Any, param: str) -> Function:
     about, at = tool.get("function"), f"{param}.function"
     if not isinstance(about, dict):
         raise InvalidRequest(f"'{at}' must be an object.", param=at)
-    name = about.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidRequest(f"'{at}.name' must be 1 to 64 letters, digits, '_' or '-'.", param=f"{at}.name")
     return Function(
-        name,
+        read_name(about, at),
         _typed(about, "description", str, at) or "",
         _typed(about, "parameters", dict, at),
         _typed(about, "strict", bool, at) or False,
@@ -103,13 +103,13 @@ def _typed(about: dict[str, Any], name: str, kind: type, at: str) -> Any:
     return value
 
 
-def _schema(content: Grammar | None) -> str | None:
+def _schema(content: Grammar | None) -> dict[str, Any] | None:
     """A response format beside tools. Raises `InvalidRequest` for the kinds that are no JSON."""
     if content is None:
         return None
     match content.kind:
         case "json_object":
-            return '{"type":"object"}'
+            return {"type": "object"}
         case "json_schema":
-            return content.source
+            return dict(json.loads(content.source))
     raise InvalidRequest("This 'response_format' cannot be combined with 'tools'.", param="response_format")

@@ -23,7 +23,7 @@ from services.edge.jobs.handle import JobCancelled
 from services.edge.responses.objects import RUNNING, Object, cancelled, failed
 from services.edge.responses.onebyone import OneByOne, Reader
 from services.edge.responses.prepare import Prepared, begin
-from services.edge.responses.request import ResponsesRequest, read_tools_of
+from services.edge.responses.request import read_functions
 from services.edge.responses.telling import Reading
 from services.edge.responses.transcript import UNTOLD, Transcript, beyond
 from services.edge.store.records import JobState, StoredJob
@@ -188,16 +188,11 @@ class Background:
                 reading.answer.cancel()
 
     def _reading(self, stored: StoredResponse, tenant: str, reader: Reader, after: int = -1) -> Reading:
-        about = ResponsesRequest.model_construct(
-            model=stored.object["model"],
-            tools=stored.object["tools"],
-            tool_choice=stored.object["tool_choice"],
-            parallel_tool_calls=stored.object["parallel_tool_calls"],
-        )
         if reader.draft.model not in self._served.names.models:
             raise UnreadableMessage("This server does not serve the response's model any more.")
         served = self._served.of(reader.draft.model)
-        answer = begin(served, Prepared(reader.draft, read_tools_of(about)), OneByOne(reader))
+        tools = read_functions(*(stored.object[name] for name in ("tools", "tool_choice", "parallel_tool_calls")))
+        answer = begin(served, Prepared(reader.draft, tools), OneByOne(reader))
         response = {**stored.object, "status": "in_progress", "output": [], "usage": None}
         response |= {"completed_at": None, "error": None, "incomplete_details": None}
         return Reading(response, answer, Transcript(reader.id, after), partial(self._keep, tenant), self._served.clock)

@@ -61,7 +61,7 @@ class OneByOne:
         """It was."""
 
     async def next(self, timeout: float) -> list[Delta]:
-        return [one for delta in await self._reader.next(timeout) for one in _split(delta)]
+        return [one for delta in await self._reader.next(timeout) for one in delta.one_by_one()]
 
     def cancel(self) -> None:
         """Ends the reading, not the job."""
@@ -69,8 +69,3 @@ class OneByOne:
 
     def stop(self, choice: int) -> None:
         self._reader.stop(choice)
-
-
-def _split(delta: Delta) -> list[Delta]:
-    each = [Delta(delta.choice, [token], None, delta.logprobs[at : at + 1]) for at, token in enumerate(delta.tokens)]
-    return each if delta.finish is None else [*each, Delta(delta.choice, [], delta.finish)]

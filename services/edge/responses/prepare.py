@@ -11,13 +11,13 @@ from services.edge.api.answer import AnyAnswer
 from services.edge.api.parameters import refuse_unsupported
 from services.edge.api.ports import Handle
 from services.edge.api.served import Served
-from services.edge.api.start import draft, start, start_with_tools
+from services.edge.api.start import draft, start
 from services.edge.api.template_variables import read_variables
 from services.edge.api.tools import Tools
 from services.edge.gate.records import Caller
 from services.edge.jobs.draft import Draft
 from services.edge.responses.items import Item, to_messages
-from services.edge.responses.request import ResponsesRequest, check, read_format, read_tools_of
+from services.edge.responses.request import ResponsesRequest, check, read_format, read_functions
 from services.edge.selection.features import of_messages
 from services.edge.selection.turns import Turn
 from services.settings.selection import Features
@@ -33,7 +33,7 @@ class Prepared:
 
 def features(asked: ResponsesRequest, items: Sequence[Item], hint: str) -> Features:
     """What the request is like, whichever model answers it. Raises `InvalidRequest`."""
-    return of_messages(_messages(asked, items), hint, tools=read_tools_of(asked) is not None)
+    return of_messages(_messages(asked, items), hint, tools=_tools(asked) is not None)
 
 
 async def prepare(turn: Turn, caller: Caller, asked: ResponsesRequest, items: Sequence[Item]) -> Prepared:
@@ -42,7 +42,7 @@ async def prepare(turn: Turn, caller: Caller, asked: ResponsesRequest, items: Se
     card = served.card()
     follows_grammars = "grammar" in card.capabilities.grammar
     check(asked, follows_grammars=follows_grammars)
-    tools, grammar = read_tools_of(asked), read_format(asked)
+    tools, grammar = _tools(asked), read_format(asked)
     if grammar is not None:
         _must_offer(grammar.kind, card.capabilities.grammar)
     refuse_unsupported(asked, card.capabilities)
@@ -60,9 +60,7 @@ async def prepare(turn: Turn, caller: Caller, asked: ResponsesRequest, items: Se
 
 def begin(served: Served, prepared: Prepared, handle: Handle | None = None) -> AnyAnswer:
     """The job starts, unless it has, as `handle`. `served`: for the job's model. Its answer has to be read, or cancelled."""
-    if prepared.tools is None:
-        return start(served, prepared.draft, handle=handle)
-    return start_with_tools(served, prepared.draft, prepared.tools, handle=handle)
+    return start(served, prepared.draft, tools=prepared.tools, handle=handle)
 
 
 def _messages(asked: ResponsesRequest, items: Sequence[Item]) -> list[dict[str, Any]]:
@@ -70,6 +68,10 @@ def _messages(asked: ResponsesRequest, items: Sequence[Item]) -> list[dict[str, 
         raise EmptyArray("'input' must hold at least one item.", param="input")
     told = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
     return [*told, *to_messages(items)]
+
+
+def _tools(asked: ResponsesRequest) -> Tools | None:
+    return read_functions(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
 
 
 def _must_offer(kind: str, offered: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ the words of this endpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from pydantic import Field
 from schemas.errors import InvalidRequest, UnsupportedParameter
 from schemas.job import Grammar
 from services.edge.api import document
-from services.edge.api.request import ChatRequest, GenerationRequest
+from services.edge.api.request import GenerationRequest
 from services.edge.api.response_format import read_response_format
 from services.edge.api.tools import Tools, read_tools
 
@@ -85,17 +85,12 @@ def check(asked: ResponsesRequest, *, follows_grammars: bool) -> None:
         raise InvalidRequest("'truncation' must be 'disabled'.", param="truncation")
 
 
-def read_tools_of(asked: ResponsesRequest) -> Tools | None:
-    """Raises `InvalidRequest`."""
-    choice = asked.tool_choice
+def read_functions(tools: Sequence[Any] | None, choice: Any, parallel: bool | None) -> Tools | None:
+    """`read_tools` of tools as they are spelled here. Raises `InvalidRequest`."""
     if isinstance(choice, dict) and isinstance(choice.get("name"), str):
         choice = {"type": choice.get("type"), "function": {"name": choice["name"]}}
-    tools = [_as_in_chat(tool) for tool in asked.tools or ()]
-    chat = ChatRequest.model_construct(
-        model=asked.model, tools=tools, tool_choice=choice, parallel_tool_calls=asked.parallel_tool_calls
-    )
     with _in_our_words():
-        return read_tools(chat)
+        return read_tools([_as_in_chat(tool) for tool in tools or ()], choice, parallel)
 
 
 def read_format(asked: ResponsesRequest) -> Grammar | None:

@@ -33,6 +33,8 @@ class Transcript:
         self._after = after
         self._next = 0
         self._open = False
+        self._unsaid: list[Any] = []
+        """Log-probabilities of tokens whose text is held back: it may belong to a call, and a call's are not told."""
 
     @property
     def cut(self) -> bool:
@@ -50,10 +52,13 @@ class Transcript:
 
     def take(self, piece: Piece) -> bytes:
         data = b""
-        if piece.text or piece.logprobs:
-            data += self._say(piece.text, [entry.fields for entry in piece.logprobs or ()])
+        self._unsaid += [entry.fields for entry in piece.logprobs or ()]
+        if piece.text or (piece.finish is not None and self._unsaid and not self._calling):
+            data += self._say(piece.text)
         for call in piece.calls:
             data += self._call(call)
+        if self._calling:
+            self._unsaid.clear()
         if piece.finish is not None:
             self.finish = piece.finish
             if not self.output:
@@ -74,9 +79,10 @@ class Transcript:
         self.finish = self.finish or FinishReason.LENGTH
         return self._close()
 
-    def _say(self, text: str, logprobs: list[Any]) -> bytes:
-        data = b"" if self._open and self._last["type"] == "message" else self._begin_message()
+    def _say(self, text: str) -> bytes:
+        data = b"" if self._open and not self._calling else self._begin_message()
         part = self._last["content"][0]
+        logprobs, self._unsaid = self._unsaid, []
         part["text"] += text
         part["logprobs"] += logprobs
         return data + self._part("response.output_text.delta", delta=text, logprobs=logprobs)
@@ -117,6 +123,10 @@ class Transcript:
             said = {"name": item["name"], "arguments": item["arguments"]}
             data = self._of_item("response.function_call_arguments.done", **said)
         return data + self._event("response.output_item.done", output_index=self._index, item=item)
+
+    @property
+    def _calling(self) -> bool:
+        return bool(self.output) and self._last["type"] == "function_call"
 
     @property
     def _last(self) -> Item:

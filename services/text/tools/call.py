@@ -1,7 +1,8 @@
 """One call, an object of JSON that names a function and its arguments, read while it is written.
 
-Owns the characters of the object. Knows no tags and no separators: it stops behind the object's last brace. Invariants: arguments
-are handed out as the model wrote them, the name before them; what turns out to be no call can be had back unchanged.
+Owns the characters of the object. Knows no tags and no separators: it stops behind the object's last brace, or where one is
+missing. Invariants: arguments are handed out as the model wrote them, the name before them; what turns out to be no call can be
+had back unchanged; whatever escapes the model writes, all that is handed out is text that has a UTF-8.
 """
 
 from __future__ import annotations
@@ -10,15 +11,21 @@ import json
 import re
 from collections.abc import Collection
 
+from services.text.tools.names import is_name
 from services.text.tools.parser import Arguments, CallBegins, CallEnds, Event
 
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_HALF = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair, which an escape can make, and which has no UTF-8."""
 _HEAD_MOST = 1024
 """Characters within which the usual order, name before arguments, is looked for. Any other object is read at its end."""
+_NEVER = "<;"
+"""Outside of strings JSON never has these, nor what a model takes for JSON. Before one the object ends, though braces may miss:
+neither a closing tag nor the next call becomes a part of it."""
 
 
 class CallReader:
-    """Feed it from the opening brace on. `names`: functions that may be called, None = any.
+    """Feed it from the opening brace on. `names`: functions that may be called, None = any that a function can have.
 
     `done`: the object is whole; `begun`: a call was told, so that there is no way back.
     """
@@ -59,6 +66,9 @@ class CallReader:
                 self._escaped = character == "\\" and not self._escaped
             elif character == '"':
                 self._in_string = True
+            elif character in _NEVER:
+                self.done = True
+                return position, min(inner, position)
             elif character in "{[":
                 self._depth += 1
             elif character in "}]":
@@ -88,34 +98,43 @@ class CallReader:
 
     def _read_whole(self) -> list[Event]:
         """The call of an object that is not in the usual order, or none."""
-        try:
-            call = json.loads(self.raw)
-        except (ValueError, RecursionError):
+        call = _parsed(self.raw)
+        if not isinstance(call, dict):
             return []
-        name = call.get("name")
-        arguments = call.get("arguments", call.get("parameters", {}))
-        if isinstance(arguments, str):
-            arguments = _object(arguments)
-        if not isinstance(name, str) or not self._may_call(name) or not isinstance(arguments, dict):
+        name, arguments = call.get("name"), _written(call.get("arguments", call.get("parameters")))
+        if not isinstance(name, str) or not self._may_call(name) or arguments is None:
             return []
         self.begun = True
-        return [CallBegins(name), Arguments(json.dumps(arguments, ensure_ascii=False)), CallEnds()]
+        return [CallBegins(name), Arguments(arguments), CallEnds()]
 
     def _may_call(self, name: str) -> bool:
-        return bool(name) and (self._names is None or name in self._names)
+        return is_name(name) if self._names is None else name in self._names
 
 
 def _string(spelled: str) -> str | None:
-    try:
-        value = json.loads(spelled)
-    except ValueError:
-        return None
+    value = _parsed(spelled)
     return value if isinstance(value, str) else None
 
 
-def _object(text: str) -> object:
-    """Some models write arguments as a string that holds JSON."""
+def _written(arguments: object) -> str | None:
+    """As JSON; None: they are no object. Some models write a string that holds JSON, and nothing at all where there are none."""
+    if arguments is None:
+        return "{}"
+    if isinstance(arguments, str):
+        arguments = _parsed(arguments.strip() or "{}")
+    if not isinstance(arguments, dict):
+        return None
     try:
-        return json.loads(text)
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
         return None
+    return json.dumps(arguments) if _HALF.search(text) else text
+
+
+def _parsed(text: str) -> object:
+    """None for what is no JSON. A line break within a string is forgiven."""
+    try:
+        value: object = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    return value

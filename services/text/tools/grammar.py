@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.job import Grammar
-from services.text.grammar import schema_source
+from services.text.grammar import BLANK, schema_source
 from services.text.tools.hermes import CLOSE, OPEN
 
 
@@ -49,18 +49,18 @@ def calls(syntax: CallSyntax, functions: Sequence[Function], *, several: bool) -
     return Grammar(kind="grammar", source=f"start: calls\n{_calls(syntax, functions, several)}")
 
 
-def calls_or_text(syntax: CallSyntax, functions: Sequence[Function], *, several: bool, content: str | None) -> Grammar:
+def calls_or_text(syntax: CallSyntax, functions: Sequence[Function], *, several: bool, content: dict[str, Any] | None) -> Grammar:
     """An answer that may call, and then keeps to the schemas. `content`: JSON schema of any other answer, None = free text.
 
     Raises ValueError.
     """
     if content is not None:
-        start = f"start: calls | content\ncontent: %json {content}\n"
+        start = f"start: calls | content\ncontent: %json {_bounded(content)}\n"
     elif syntax.opens:
         tag = syntax.opens.rstrip()
         start = f"start: TEXT* calls?\nTEXT: /[^{tag[0]}]+/ | /{_beginnings(tag)}/\n"
     else:
-        start = "start: calls | TEXT?\nTEXT: /[^{](.|\\n)*/\n"
+        start = "start: calls | TEXT?\nTEXT: /[ \\t\\r\\n]*[^{ \\t\\r\\n](.|\\n)*/\n"
     return Grammar(kind="grammar", source=start + _calls(syntax, functions, several))
 
 
@@ -68,19 +68,30 @@ def _calls(syntax: CallSyntax, functions: Sequence[Function], several: bool) -> 
     more = f" ({_quoted(syntax.between)} call)*" if several else ""
     around = [_quoted(part) for part in (syntax.opens, syntax.closes) if part]
     call = " body ".join(around) if around else "body"
-    objects = [_object(syntax, function) for function in functions]
-    schema = objects[0] if len(objects) == 1 else {"anyOf": objects}
-    return f"calls: call{more}\ncall: {call}\nbody: %json {schema_source(schema)}\n"
+    bodies = " | ".join(f"body_{place}" for place in range(len(functions)))
+    rules = [f"calls: call{more}", f"call: {call}", f"body: {bodies}", f"BLANK: /{BLANK}/"]
+    return "\n".join([*rules, *(_body(syntax, function, place) for place, function in enumerate(functions))]) + "\n"
 
 
-def _object(syntax: CallSyntax, function: Function) -> dict[str, Any]:
-    arguments = function.parameters or {"type": "object"}
-    return {
-        "type": "object",
-        "properties": {"name": {"const": function.name}, syntax.arguments: arguments},
-        "required": ["name", syntax.arguments],
-        "additionalProperties": False,
-    }
+def _body(syntax: CallSyntax, function: Function, place: int) -> str:
+    """The schema is a document of its own, so that `#/$defs/…` in it means what its author meant."""
+    parts = ["{", '"name"', ":", f'"{function.name}"', ",", f'"{syntax.arguments}"', ":"]
+    head = " BLANK? ".join(_quoted(part) for part in parts)
+    schema = _bounded(_of_object(function.parameters or {}))
+    return f'body_{place}: {head} BLANK? arguments_{place} BLANK? "}}"\narguments_{place}: %json {schema}'
+
+
+def _of_object(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Arguments are an object, whether or not their schema says so. Raises ValueError when it says another thing."""
+    kind = parameters.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise ValueError("their type is not 'object'")
+    return {**parameters, "type": "object"}
+
+
+def _bounded(schema: dict[str, Any]) -> str:
+    """Its author has no say in how strictly it is read. Raises ValueError."""
+    return schema_source({**schema, "x-guidance": {"whitespace_pattern": BLANK}})
 
 
 def _quoted(text: str) -> str:

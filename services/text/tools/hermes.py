@@ -78,8 +78,12 @@ class HermesParser:
         return events
 
     def _after_object(self) -> list[Event] | None:
-        """The closing tag, after white space and a brace too many; a model that forgets it is forgiven."""
+        """The closing tag, after white space and a brace too many, or another object within the same tags; a model that forgets
+        the tag is forgiven."""
         self._held = self._held.lstrip().lstrip("}").lstrip()
+        if self._held.startswith("{"):
+            self._opened, self._call, self._read = "", CallReader(), self._object
+            return []
         if CLOSE.startswith(self._held) and self._held != CLOSE:
             return None
         self._held, self._read = self._held.removeprefix(CLOSE), self._between

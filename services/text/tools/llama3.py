@@ -12,7 +12,8 @@ from collections.abc import Collection
 from services.text.tools.call import CallReader
 from services.text.tools.parser import Content, Event
 
-_BETWEEN = " \t\r\n;"
+_BLANK = " \t\r\n"
+_BETWEEN = _BLANK + ";,"
 
 
 class Llama3Parser:
@@ -60,7 +61,7 @@ class Llama3Parser:
 
     def _open(self) -> bool:
         """Whether an object begins; text instead makes all that follows text."""
-        stripped = self._held.lstrip(_BETWEEN if self._called else None)
+        stripped = self._held.lstrip(_BETWEEN if self._called else _BLANK)
         if not stripped:
             return False
         if stripped[0] != "{":

@@ -271,10 +271,14 @@ async def _remaining(api: ResponsesApi, key: str) -> int:
     return int((await api.ask("GET", "/v1/models", key)).headers["x-ratelimit-remaining-tokens"])
 
 
-async def test_after_the_only_call_that_is_allowed_it_is_stopped(api: ResponsesApi) -> None:
-    api.detached.default = says(CALL, f"\n{CALL}")
+@pytest.mark.parametrize("steps", [(CALL, f"\n{CALL}"), (f"{CALL}\nMore:\n{CALL}", "")], ids=["call by call", "at once"])
+async def test_after_the_only_call_that_is_allowed_it_is_stopped(api: ResponsesApi, steps: tuple[str, ...]) -> None:
+    """What the engine said beyond it is neither told nor counted."""
+    api.detached.default = says(*steps)
     made = (await api.respond(background=True, tools=[WEATHER], parallel_tool_calls=False)).json()
-    assert len((await stands(api, made["id"], "completed"))["output"]) == 1
+    end = await stands(api, made["id"], "completed")
+    assert [item["type"] for item in end["output"]] == ["function_call"]
+    assert end["usage"]["output_tokens"] == CALL.index("}}") + 2
     await until(lambda: api.detached.cancelled)
 
 

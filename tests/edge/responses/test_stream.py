@@ -14,7 +14,7 @@ from schemas.reply import FinishReason
 from tests.edge.fakes import MODEL, Script, says
 from tests.edge.responses.rig import ResponsesApi
 from tests.edge.responses.test_create import CALL, WEATHER
-from tests.text.tiny import byte_ids
+from tests.text.tiny import END, byte_ids
 from tests.waiting import until
 
 Event = dict[str, Any]
@@ -87,12 +87,40 @@ async def test_a_stream_of_calls_adds_up_to_the_object(api: ResponsesApi) -> Non
     assert (await api.ask("GET", f"/v1/responses/{last['id']}")).json() == last
 
 
+_TALK = f"I look.\n{CALL}\nthen\n{CALL}\nbye"
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])
+@pytest.mark.parametrize("size", [1, 7, 40, len(_TALK)])
+async def test_text_and_calls_keep_their_order_however_tokens_were_bundled(
+    api: ResponsesApi, size: int, background: bool
+) -> None:
+    """And the log-probabilities are those of the texts: a call's are not told."""
+    api.jobs.default = api.detached.default = says(*(_TALK[at : at + size] for at in range(0, len(_TALK), size)))
+    include = ["message.output_text.logprobs"]
+    asked = await api.respond(tools=[WEATHER], include=include, background=background, stream=True)
+    last = assemble(read_events(asked))
+    said = [item["content"][0]["text"] if item["type"] == "message" else item["arguments"] for item in last["output"]]
+    assert said == ["I look.", '{"city": "Paris"}', "then", '{"city": "Paris"}', "bye"]
+    spelled = ["".join(one["token"] for one in item["content"][0]["logprobs"]) for item in last["output"] if "content" in item]
+    assert spelled == ["I look.", "then", "bye"]
+
+
 async def test_log_probabilities(api: ResponsesApi) -> None:
     events = read_events(await api.respond(stream=True, include=["message.output_text.logprobs"], top_logprobs=2))
     entries = [entry for event in events if event["type"] == "response.output_text.delta" for entry in event["logprobs"]]
     assert len(entries) == 5
     assert len(entries[0]["top_logprobs"]) == 2
     assert assemble(events)["output"][0]["content"][0]["logprobs"] == entries
+
+
+async def test_the_end_token_has_no_log_probability(api: ResponsesApi) -> None:
+    """Also where tokens are read one by one, so that the finish comes after it."""
+    api.jobs.default = api.detached.default = Script([[*byte_ids("hi"), END]])
+    for background in (False, True):
+        events = read_events(await api.respond(stream=True, top_logprobs=1, background=background))
+        (item,) = assemble(events)["output"]
+        assert [entry["token"] for entry in item["content"][0]["logprobs"]] == ["h", "i"]
 
 
 @pytest.mark.parametrize("text", ["", "x"])

@@ -44,6 +44,7 @@ def call(name: str = "f", arguments: str = '{"a": 1}') -> str:
 
 
 ONE = ("f", '{"a": 1}', True)
+NONE = ("f", "{}", True)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,36 @@ ONE = ("f", '{"a": 1}', True)
         ('<tool_call>{"name": "f", "arguments": [1]}z', ('<tool_call>{"name": "f", "arguments": [1]}z', [])),
         ('<tool_call>{"name": "\\q", "arguments": {}}z', ('<tool_call>{"name": "\\q", "arguments": {}}z', [])),
         (f"<tool_call>\n{call()}", ("<tool_call>\n", [ONE])),
+        *(
+            (f'<tool_call>{{"name": "f", "arguments": {none}}}</tool_call>', ("", [NONE]))
+            for none in ("null", '""', '" "', '"{}"')
+        ),
+        (
+            '<tool_call>{"name": "f", "arguments": "[1]"}</tool_call>',
+            ('<tool_call>{"name": "f", "arguments": "[1]"}</tool_call>', []),
+        ),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call> so', ("so", [ONE])),
+        (f'<tool_call>{{"name": "f", "arguments": {{"a": 1}}</tool_call>\n{call()}', ("", [ONE, ONE])),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1</tool_call> so', ("so", [("f", '{"a": 1', True)])),
+        (
+            '<tool_call>{"arguments": {"a": 1}, "name": "f"</tool_call>',
+            ('<tool_call>{"arguments": {"a": 1}, "name": "f"</tool_call>', []),
+        ),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}}\n{"name": "f", "arguments": {"a": 1}}</tool_call>.', (".", [ONE, ONE])),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}}{"b": 2}</tool_call>', ('{"b": 2}</tool_call>', [ONE])),
+        ('<tool_call>{"arguments": {"a": "b\nc"}, "name": "f"}</tool_call>', ("", [("f", '{"a": "b\\nc"}', True)])),
+        ('<tool_call>{"arguments": {"a": "é"}, "name": "f"}</tool_call>', ("", [("f", '{"a": "é"}', True)])),
+        ('<tool_call>{"arguments": {"a": "\\ud800"}, "name": "f"}</tool_call>', ("", [("f", '{"a": "\\ud800"}', True)])),
+        *(
+            (f"<tool_call>{odd}</tool_call>", (f"<tool_call>{odd}</tool_call>", []))
+            for odd in (
+                '{"arguments": {"a": NaN}, "name": "f"}',
+                '{"arguments": {"a": 1e999}, "name": "f"}',
+                '{"name": "\\ud800", "arguments": {}}',
+                '{"name": "f g", "arguments": {}}',
+                "{'name': 'f', 'arguments': {}}",
+            )
+        ),
     ],
 )
 def test_hermes(text: str, expected: Read) -> None:
@@ -94,6 +125,11 @@ def test_hermes(text: str, expected: Read) -> None:
         ('{"answer": 42}', ('{"answer": 42}', [])),
         (' {"answer": 4', (' {"answer": 4', [])),
         ('{"name": "f", "parameters": {"a"', ("", [("f", '{"a"', False)])),
+        ('{"name": "f", "parameters": null}', ("", [NONE])),
+        ('{"name": "f", "parameters": {"a": 1}},\n{"name": "f", "parameters": {"a": 1}}', ("", [ONE, ONE])),
+        ('{"name": "f", "parameters": {"a": 1}; {"name": "f", "parameters": {"a": 1}}', ("", [ONE, ONE])),
+        ("{ if (a < b) { f(); } }", ("{ if (a < b) { f(); } }", [])),
+        ('\xa0{"name": "f", "parameters": {}}', ('\xa0{"name": "f", "parameters": {}}', [])),
     ],
 )
 def test_llama3(text: str, expected: Read) -> None:

@@ -1,24 +1,23 @@
 """The instruments of one process, made once and passed in. No global meter provider.
 
-`Metrics.null()` costs nothing and records nothing. `Metrics.collecting(...)` records through the OpenTelemetry SDK;
-its Prometheus text needs the `edge` extra, which is imported only there.
+What `Metrics.null()` keeps nobody sees. Of `Metrics.collecting(...)` the OpenTelemetry SDK reads gauges and counters, and
+Prometheus reads histograms; the text needs the `edge` extra, which is imported only there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from opentelemetry.metrics import (
-    CallbackOptions,
-    Histogram,
-    Meter,
-    NoOpMeterProvider,
-    Observation,
-)
+from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeterProvider, Observation
 
 from services.telemetry import names
+from services.telemetry.histogram import Histogram
 from services.telemetry.names import Spec
 from services.telemetry.tally import Tally
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 Labels = Mapping[str, str]
 _SCOPE = "headrace"
@@ -33,6 +32,7 @@ class Metrics:
     def __init__(self, meter: Meter, text: Callable[[], bytes] | None = None) -> None:
         self._meter = meter
         self._text = text
+        self.histograms: list[Histogram] = []
         self.time_to_first_token = self._histogram(names.TIME_TO_FIRST_TOKEN)
         self.time_per_output_token = self._histogram(names.TIME_PER_OUTPUT_TOKEN)
         self.e2e_request_latency = self._histogram(names.E2E_REQUEST_LATENCY)
@@ -73,7 +73,7 @@ class Metrics:
     @classmethod
     def collecting(cls, process: str) -> Metrics:
         """Records for `prometheus_text`. Without the exporter, which the `edge` extra brings, nothing is recorded."""
-        from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
+        from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.resources import Resource
 
         try:
@@ -85,13 +85,10 @@ class Metrics:
         registry = CollectorRegistry()
         reader = PrometheusMetricReader(registry=registry, scope_info_enabled=False)
         resource = Resource({"service.name": "headrace", "service.instance.id": process})
-        provider = MeterProvider(
-            metric_readers=[reader],
-            resource=resource,
-            exemplar_filter=AlwaysOffExemplarFilter(),  # the text has none, and each would cost a look at every record
-            shutdown_on_exit=False,
-        )
-        return cls(provider.get_meter(_SCOPE), lambda: generate_latest(registry))
+        provider = MeterProvider(metric_readers=[reader], resource=resource, shutdown_on_exit=False)
+        metrics = cls(provider.get_meter(_SCOPE), lambda: generate_latest(registry))
+        registry.register(_Collector(metrics.histograms))
+        return metrics
 
     def gauge(self, spec: Spec, read: Callable[[], float], labels: Labels | None = None) -> None:
         """`read()` is called whenever the metrics are collected; possibly from another thread."""
@@ -110,6 +107,17 @@ class Metrics:
         return Tally(self._meter, spec)
 
     def _histogram(self, spec: Spec) -> Histogram:
-        return self._meter.create_histogram(
-            spec.name, description=spec.description, explicit_bucket_boundaries_advisory=spec.buckets
-        )
+        made = Histogram(spec)
+        self.histograms.append(made)
+        return made
+
+
+class _Collector:
+    """What Prometheus' registry asks for histograms. One that was never recorded says nothing, as OpenTelemetry's."""
+
+    def __init__(self, histograms: Sequence[Histogram]) -> None:
+        self._histograms = histograms
+
+    def collect(self) -> Iterable[Metric]:
+        told = [histogram.family() for histogram in self._histograms]
+        return [metric for metric in told if metric.samples]

@@ -77,7 +77,7 @@ async def test_usage_only_when_asked_for() -> None:
     *chunks, last = read_stream((await api.post(stream=True, stream_options={"include_usage": True})).content, usage=True).chunks
     assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 5)
     assert all(chunk["choices"] and chunk["usage"] is None for chunk in chunks)
-    assert (await api.post(stream_options={"include_usage": True})).status_code == 200
+    assert (await api.post()).status_code == 200
     assert await api.budgets.flush()
     assert [entry.used.completion_tokens for entry in api.usage.entries.values()] == [5] * 6
 
@@ -251,6 +251,19 @@ async def test_message_shapes_that_are_fine() -> None:
         [{"role": "developer", "content": "A"}, {"role": "system", "content": "A", "name": None}, user],
     ):
         assert (await api.post(messages=messages)).status_code == 200, messages
+
+
+async def test_what_the_model_refused_to_say_is_part_of_the_chat() -> None:
+    """In OpenAI's messages `refusal` stands where the content would."""
+    api = Api()
+    user, no = {"role": "user", "content": "A"}, "No."
+    part = {"type": "refusal", "refusal": no}
+    forms = ({"content": no}, {"refusal": no}, {"content": None, "refusal": no}, {"content": [part]})
+    prompts = set()
+    for said in (*forms, {"content": no, "refusal": None}):
+        assert (await api.post(messages=[user, {"role": "assistant", **said}, user])).status_code == 200
+        prompts.add(api.jobs.draft.prompt)
+    assert len(prompts) == 1
 
 
 async def test_null_is_absent() -> None:

@@ -11,6 +11,9 @@ from schemas.errors import Overloaded
 from schemas.job import unpack_ids
 from schemas.reply import FinishReason
 from schemas.state import Capabilities
+from services.edge.api.completion_form import CompletionForm
+from services.edge.api.form import Said
+from services.edge.api.logprobs import Entry
 from services.edge.jobs.draft import Delta
 from tests.edge.fakes import CONTEXT, MODEL, Api, Script, says
 from tests.edge.sse import events
@@ -131,10 +134,28 @@ async def test_logprobs_in_the_older_form() -> None:
     assert told["tokens"] == ["a", "b", "c"]
     assert told["text_offset"] == [0, 1, 2]
     assert told["token_logprobs"] == [-token / 1000 for token in byte_ids("abc")]
-    assert [list(top) for top in told["top_logprobs"]] == [["a", "b"], ["b", "c"], ["c", "d"]]
+    assert [list(top) for top in told["top_logprobs"]] == [["a", "b"], ["b", "c"], ["c", "d"]]  # the token is the likeliest
     streamed = chunks((await api.call(PATH, prompt="x", logprobs=2, stream=True)).content)
     parts = [chunk["choices"][0]["logprobs"] for chunk in streamed if chunk["choices"][0]["logprobs"]]
     assert {name: [item for part in parts for item in part[name]] for name in told} == told
+
+
+@pytest.mark.parametrize(
+    ("top", "told"),
+    [
+        ([], {"a": -3.0}),
+        ([("b", -1.0)], {"b": -1.0, "a": -3.0}),
+        ([("b", -1.0), ("a", -3.0)], {"b": -1.0, "a": -3.0}),
+        ([("b", -1.0), ("b", -2.0)], {"b": -1.0, "a": -3.0}),
+    ],
+)
+def test_the_alternatives_include_the_token_itself(top: list[tuple[str, float]], told: dict[str, float]) -> None:
+    """One more than was asked for, where it is not among them. Two tokens may be spelled alike: the likelier one counts."""
+    fields = {"token": "a", "logprob": -3.0, "top_logprobs": [{"token": token, "logprob": value} for token, value in top]}
+    form = CompletionForm("cmpl-1", 0, MODEL, usage=False, echoes={})
+    columns = form.choice(0, Said("a", "stop", [Entry(0, 1, fields)]))["logprobs"]
+    assert columns["top_logprobs"] == [told]
+    assert list(columns["top_logprobs"][0]) == list(told)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What vLLM and SGLang read beside OpenAI's fields: honoured or refused by name, never ignored where it changes an answer."""
+"""What other models and servers (vLLM, SGLang) read: honoured or refused by name, never ignored where it changes an answer."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ CHANGING: dict[str, Any] = {
     "skip_special_tokens": False,
     "spaces_between_special_tokens": False,
     "logits_processors": ["x"],
+    "reasoning_effort": "low",
+    "verbosity": "low",
 }
 """Where `True` would not do."""
 

@@ -106,7 +106,7 @@ async def test_of_an_echo(api: Api) -> None:
     assert said["tokens"] == [api.served.text.spell(token)[0] for token in (*prompt, *byte_ids("hello"))]
     assert said["token_logprobs"] == [None, *(-token / 1000 for token in (*prompt[1:], *byte_ids("hello")))]
     assert said["top_logprobs"][0] is None
-    assert [len(top) for top in said["top_logprobs"][1:]] == [2] * (len(prompt) + 4)
+    assert [len(top) for top in said["top_logprobs"][1:]] == [2] * (len(prompt) + 4)  # the token is the likeliest
     assert said["text_offset"] == [0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10], "é is two tokens of one character"
     read = await chunks(api, COMPLETIONS, echo=True, logprobs=2)
     columns = [chunk["choices"][0]["logprobs"] for chunk in read if chunk["choices"][0]["logprobs"]]

@@ -92,6 +92,8 @@ async def test_duplicate_keys_last_wins() -> None:
             "unsupported_parameter",
         ),
         ([{"role": "user", "content": [{"type": "input_audio"}]}], "messages[0].content[0].type", "unsupported_parameter"),
+        ([USER, {"role": "assistant", "audio": {"id": "x"}}], "messages[1].audio", "unsupported_parameter"),
+        ([{"role": "assistant", "function_call": {"name": "f"}}], "messages[0].function_call", "unsupported_parameter"),
     ],
 )
 async def test_messages(value: Any, param: str, code: str | None) -> None:
@@ -115,11 +117,13 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("n", [0, -1, 129, 10**30, "3", True, 1.0]),
     ("stop", ["", [""], ["a", ""], 5, [5], {"a": 1}, ["x"] * 17, "x" * 1025]),
     ("stream", ["true", 1, 0]),
-    ("stream_options", [True, "x"]),
+    ("stream_options", [True, "x", {}, {"include_usage": True}]),
     ("stream_options.include_usage", ["yes"]),
     ("presence_penalty", [-2.1, 2.1, "1", True]),
     ("frequency_penalty", [-2.1, 2.1]),
     ("logit_bias", [5, [1]]),
+    ("logit_bias.5", [100.5, -101, 10**30, "1", True, None, {}, [1]]),
+    ("store", ["yes", 1]),
     ("ignore_eos", ["true", 1]),
     ("logprobs", ["true", 1]),
     ("top_logprobs", [-1, 21, True]),

@@ -109,6 +109,12 @@ async def test_what_the_engine_cannot_do_is_refused_by_name(api: Api) -> None:
     assert (error["code"], error["param"]) == ("unsupported_parameter", "response_format")
 
 
+async def test_a_schema_is_not_overlooked_where_other_servers_have_it(api: Api) -> None:
+    error = (await api.post(response_format={"type": "json_object", "schema": SCHEMA})).json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "response_format.schema")
+    assert (await api.post(response_format={"type": "json_object", "schema": None})).status_code == 200
+
+
 async def test_others_are_served_while_bad_ones_are_judged(api: Api) -> None:
     costly = {"type": "object", "properties": {f"p{i}": {"type": "string", "pattern": "^[a-z]{1,50}$"} for i in range(1500)}}
     costly |= {"title": "{}"}

@@ -64,13 +64,19 @@ def _columns(entries: Sequence[Entry], before: int) -> dict[str, list[Any]]:
     return {
         "tokens": [field["token"] for field in fields],
         "token_logprobs": [field["logprob"] for field in fields],
-        "top_logprobs": [_by_text(field["top_logprobs"]) for field in fields],
+        "top_logprobs": [_by_text(field) for field in fields],
         "text_offset": [before + entry.start for entry in entries],
     }
 
 
-def _by_text(top: Sequence[dict[str, Any]] | None) -> dict[str, float] | None:
-    return None if top is None else {one["token"]: one["logprob"] for one in top}
+def _by_text(field: Mapping[str, Any]) -> dict[str, float] | None:
+    """The alternatives and, as OpenAI has it, the token itself. Of tokens that are spelled alike the likeliest counts."""
+    if field["top_logprobs"] is None:
+        return None
+    told: dict[str, float] = {}
+    for one in (*field["top_logprobs"], field):
+        told.setdefault(one["token"], one["logprob"])
+    return told
 
 
 def _table(prompt: WrittenPrompt | None) -> dict[str, Any]:

@@ -45,6 +45,7 @@ MESSAGES = WithJsonSchema(
 PROMPT = WithJsonSchema(
     {"anyOf": [_STRING, _IDS, *({"type": "array", "items": each, "minItems": 1} for each in (_STRING, _IDS))]}
 )
+BIASES = WithJsonSchema({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}})
 STOP = WithJsonSchema({"anyOf": [_STRING, {"type": "array", "items": _STRING}, _NULLABLE]})
 TOOL_CHOICE = WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, _OBJECT, _NULLABLE]})
 ITEMS = WithJsonSchema({"type": "array", "items": _OBJECT})

@@ -1,4 +1,4 @@
-"""Fields that other servers (vLLM, SGLang, Aphrodite) read beside OpenAI's, that change an answer, and that nobody here honours.
+"""Fields that change an answer and that nobody here honours: OpenAI's, of other models, and vLLM's, SGLang's, Aphrodite's.
 
 Invariant: none of them is ignored silently. At a value that changes nothing, each is as good as absent; at any other it is
 refused by name. Fields that are neither here nor in a request's own class are ignored.
@@ -50,7 +50,13 @@ _ALL: Neutral = {
     "return_tokens_as_token_ids": _NOTHING,
     "return_token_ids": _NOTHING,
 }
-OF_CHAT: Neutral = {**_ALL, "echo": _NOTHING, "add_special_tokens": (None, False)}
+OF_CHAT: Neutral = {
+    **_ALL,
+    "echo": _NOTHING,
+    "add_special_tokens": (None, False),
+    "reasoning_effort": (None, "none"),
+    "verbosity": (None, "medium"),
+}
 OF_TEXT: Neutral = {**_ALL, "add_special_tokens": (None, True), "chat_template_kwargs": _NOTHING}
 
 

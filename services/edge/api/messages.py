@@ -11,6 +11,8 @@ from schemas.errors import EmptyArray, InvalidRequest, UnsupportedParameter
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAY_CALL = _MAY_BE_EMPTY = "assistant"
+_UNREAD = ("function_call", "audio")
+"""Of an assistant's answer: what the model would never see."""
 
 
 def check_messages(value: Any) -> list[dict[str, Any]]:
@@ -29,12 +31,17 @@ def _message(value: Any, param: str) -> dict[str, Any]:
     if role not in ROLES:
         raise InvalidRequest(f"'role' must be one of {', '.join(ROLES)}.", param=f"{param}.role")
     message = {key: item for key, item in value.items() if item is not None}
+    unread = next((name for name in _UNREAD if name in message), None)
+    if unread is not None:
+        raise UnsupportedParameter(f"'{unread}' of a message is not supported.", param=f"{param}.{unread}")
     if "name" in message and not isinstance(message["name"], str):
         raise InvalidRequest("'name' must be a string.", param=f"{param}.name")
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         raise InvalidRequest("'tool_call_id' must be a string.", param=f"{param}.tool_call_id")
     if "tool_calls" in message:
         message["tool_calls"] = _calls(message["tool_calls"], role, f"{param}.tool_calls")
+    if role == _MAY_BE_EMPTY and isinstance(message.get("refusal"), str):
+        message.setdefault("content", message["refusal"])
     if "content" in message:
         message["content"] = _content(message["content"], f"{param}.content")
     elif role != _MAY_BE_EMPTY:

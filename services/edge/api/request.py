@@ -1,14 +1,15 @@
 """Bodies of the completion endpoints, checked strictly: no coercion, finite numbers, ranges. Null is the same as absent.
 
 Only shapes and ranges here; whether a model can honour a field is `parameters`' question. Fields that are not named are ignored.
+Invariant: a body with very many wrong values costs no more than one with a single one: what holds many stops at the first.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from schemas.errors import InvalidRequest
 from services.edge.api import document
@@ -16,7 +17,19 @@ from services.edge.api import document
 LONGEST_STOP = 1024
 """Characters: each choice prepares its own search for each of them."""
 _MOST_STOP_TOKENS = 64
+_LARGEST_BIAS = 100
+
+
+def _biases(value: dict[str, Any]) -> dict[str, Any]:
+    for token, amount in value.items():
+        if isinstance(amount, bool) or not isinstance(amount, int | float) or not abs(amount) <= _LARGEST_BIAS:
+            text = f"Each value in 'logit_bias' must be a number from -{_LARGEST_BIAS} to {_LARGEST_BIAS}."
+            raise InvalidRequest(text, param=f"logit_bias.{token}")
+    return value
+
+
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Biases = Annotated[dict[str, Any], AfterValidator(_biases), document.BIASES]
 
 
 class StreamOptions(BaseModel):
@@ -40,7 +53,7 @@ class GenerationRequest(BaseModel):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10, allow_inf_nan=False)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]] | None = None
+    logit_bias: Biases | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[Any, document.STOP] = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=_MOST_STOP_TOKENS)] | None = None
@@ -54,6 +67,12 @@ class GenerationRequest(BaseModel):
     response_format: dict[str, Any] | None = None
     metadata: Any = None
     service_tier: str | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("'stream_options' needs 'stream' to be true.", param="stream_options")
+        return self
 
     @property
     def portable(self) -> bool:
@@ -88,10 +107,11 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] | None = None
     functions: list[Any] | None = None
     function_call: Any = None
-    modalities: list[str] | None = None
+    modalities: Annotated[list[str], Field(fail_fast=True)] | None = None
     audio: Any = None
     prediction: Any = None
     web_search_options: Any = None
+    store: bool | None = None
 
     @property
     def alternatives(self) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from schemas.errors import InvalidRequest
+from schemas.errors import InvalidRequest, UnsupportedParameter
 from schemas.job import Grammar
 from services.edge.api.names import read_name
 from services.text.grammar import schema_source
@@ -25,6 +25,8 @@ def read_response_format(value: Mapping[str, Any] | None) -> Grammar | None:
         case "text":
             return None
         case "json_object":
+            if value.get("schema") is not None:  # other servers' word for json_schema
+                raise UnsupportedParameter("A schema needs the type 'json_schema'.", param="response_format.schema")
             return Grammar(kind="json_object")
         case "json_schema":
             return _schema(_field(value, "json_schema", dict, "response_format"))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from schemas.errors import InvalidRequest, UnsupportedParameter
 from schemas.job import Grammar
@@ -19,7 +19,18 @@ from services.edge.api.request import GenerationRequest
 from services.edge.api.response_format import read_response_format
 from services.edge.api.tools import Tools, read_tools
 
-Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+_MOST_PAIRS = 16
+
+
+def _few(value: Any) -> Any:
+    """Counted before each of very many is looked at."""
+    if isinstance(value, dict) and len(value) > _MOST_PAIRS:
+        raise InvalidRequest(f"'metadata' may hold at most {_MOST_PAIRS} pairs.", param="metadata")
+    return value
+
+
+_Pairs = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
+Metadata = Annotated[_Pairs, BeforeValidator(_few), Field(max_length=_MOST_PAIRS)]
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")
 """No model here reasons apart from its answer: of reasoning there is nothing to include."""
@@ -42,7 +53,7 @@ class ResponsesRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], Field(fail_fast=True)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     truncation: str | None = None
     reasoning: dict[str, Any] | None = None

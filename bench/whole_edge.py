@@ -16,6 +16,7 @@ from bench.far_side import FarSide
 from schemas.identity import process_id
 from schemas.job import Sampling, Tier, pack_ids
 from schemas.subjects import Subjects
+from services.bus.counters import Count
 from services.bus.memory import MemoryBroker, MemoryBus
 from services.bus.memory_queue import MemoryWorkQueue
 from services.clock import SystemClock
@@ -104,5 +105,5 @@ async def _report(far: FarSide) -> None:
         await asyncio.sleep(0.5)
 
 
-async def _no_counter(kind: str, owner: str, window: int, amount: int) -> int:
+async def _no_counter(kind: str, owner: str, window: int, amount: int) -> Count:
     raise NotImplementedError("nobody here has limits")

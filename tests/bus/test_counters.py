@@ -9,7 +9,7 @@ import pytest
 
 from schemas.errors import BusUnavailable
 from schemas.subjects import COUNTERS_STREAM, Subjects
-from services.bus.counters import Counters
+from services.bus.counters import Count, Counters
 from services.bus.jetstream import JetStream
 from services.bus.nats_bus import connect
 from services.clock import SystemClock
@@ -29,15 +29,24 @@ async def edges(own_nats_server: NatsServer) -> AsyncIterator[list[Counters]]:
 
 
 async def test_additions_are_answered_with_the_value(edges: list[Counters]) -> None:
-    assert [await edge.add("requests", "key-a", 1, amount) for edge, amount in zip(edges, (5, 7, -2), strict=True)] == [5, 12, 10]
-    assert await edges[0].add("requests", "key-a", 2, 1) == 1
-    assert await edges[0].add("requests", "key-b", 1, 1) == 1
+    assert [await edge.add("requests", "key-a", 1, amount) for edge, amount in zip(edges, (5, 7, -2), strict=True)] == [
+        Count(5),
+        Count(12),
+        Count(10),
+    ]
+    assert await edges[0].add("requests", "key-a", 2, 1) == Count(1)
+    assert await edges[0].add("requests", "key-b", 1, 1) == Count(1)
 
 
 async def test_the_stream_is_made_again_when_it_is_gone(edges: list[Counters]) -> None:
-    await edges[0].add("requests", "key-a", 1, 5)
+    """Who had used it knows that it is another one."""
+    for _ in range(3):
+        await edges[0].add("requests", "key-a", 1, 5)
     await edges[0]._js.api(f"STREAM.DELETE.{COUNTERS_STREAM}")
-    assert await edges[1].add("requests", "key-a", 1, 2) == 2
+    assert await edges[1].add("requests", "key-a", 1, 2) == Count(2)
+    both = await asyncio.gather(*(edges[0].add("requests", name, 1, 1) for name in ("key-a", "key-b")))
+    assert both == [Count(3, era=1), Count(1, era=1)]
+    assert await edges[0].add("requests", "key-a", 1, 1) == Count(4, era=1)
 
 
 async def test_a_server_that_is_gone_is_said_in_time(edges: list[Counters], own_nats_server: NatsServer) -> None:
@@ -50,7 +59,7 @@ async def test_five_hundred_requests_at_a_limit_of_a_hundred_over_three_edges(ed
     """Never more, and no fewer than 100 less the stated slack: two slices an edge."""
 
     def allotment(edge: Counters) -> Allotment:
-        async def add(window: int, amount: int) -> int:
+        async def add(window: int, amount: int) -> Count:
             return await edge.add("requests", "key-a", window, amount)
 
         return Allotment(add, SystemClock(), 100, window_s=1e9)

@@ -21,6 +21,7 @@ from schemas.explanation import Explanation
 from schemas.job import Tier, unpack_ids
 from schemas.reply import FinishReason, Logprob
 from schemas.state import Capabilities, ModelCard
+from services.bus.counters import Count
 from services.clock import SystemClock
 from services.edge.api.admin_app import create_admin_app
 from services.edge.api.app import create_app
@@ -209,12 +210,12 @@ class FakeCounters:
         self.values: Counter[tuple[str, str, int]] = Counter()
         self.down = False
 
-    async def __call__(self, kind: str, owner: str, window: int, amount: int) -> int:
+    async def __call__(self, kind: str, owner: str, window: int, amount: int) -> Count:
         await asyncio.sleep(0)
         if self.down:
             raise BusUnavailable("JetStream is down.")
         self.values[kind, owner, window] += amount
-        return self.values[kind, owner, window]
+        return Count(self.values[kind, owner, window])
 
 
 class FakeUsage:
@@ -225,10 +226,12 @@ class FakeUsage:
         self.held: dict[tuple[str, str], dict[str, int]] = {}
         self.spent: Counter[tuple[str, str]] = Counter()
         self.down = False
+        self.asked = 0
 
     async def exchange(
         self, edge: str, entries: Sequence[Entry], asks: Sequence[Ask], lease_s: float
     ) -> dict[tuple[str, str], Got]:
+        self.asked += 1
         await asyncio.sleep(0)
         if self.down:
             raise StoreUnavailable("The database cannot be used now.", retry_after=1.0)

@@ -3,8 +3,8 @@
 Edges share a counter for each window. An edge adds to it what it wants; of what it added, the part that lies below the limit is
 its own: its *allotment*, spent without asking anybody, void when the window ends. What it did not get, or does not need, it
 takes off again. Invariants: what all edges together give out in a window never passes the limit, whatever is lost or comes late;
-what stays unspent in other edges' hands is at most two slices each. A request waits for the counter only when the allotment
-is used up, and then `patience` seconds at most.
+what stays unspent in other edges' hands is at most two slices each, and what requests gave back less than `KEPT_S` ago. A request
+waits for the counter only when the allotment is used up, and then `patience` seconds at most.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from schemas.errors import BusUnavailable
+from services.bus.counters import Count
 from services.clock import Clock
 
 SLICES = 32
 """The parts that a limit is taken in, when more than what is needed at once is taken."""
 PATIENCE_S = 0.05
+KEPT_S = 1.0
 _DOWN_S = 0.25
 _SPENT_S = 1.0
 """How long a limit that was used up is believed to be: others may give back."""
@@ -29,7 +31,7 @@ _SPENT_S = 1.0
 class Counter(Protocol):
     """What all edges add to, one number a window."""
 
-    async def __call__(self, window: int, amount: int) -> int:
+    async def __call__(self, window: int, amount: int) -> Count:
         """The window's number with `amount` in it. Raises `BusUnavailable`: it may have been added all the same."""
         ...
 
@@ -52,17 +54,21 @@ class _Window:
 
 
 class Allotment:
-    """`limit`: in a window of `window_s` seconds."""
+    """`limit`: in a window of `window_s` seconds. `kept_s`: how long more than two slices are kept for requests to come."""
 
-    def __init__(self, counter: Counter, clock: Clock, limit: int, window_s: float = 60.0) -> None:
+    def __init__(self, counter: Counter, clock: Clock, limit: int, window_s: float = 60.0, kept_s: float = KEPT_S) -> None:
         self._counter = counter
         self._clock = clock
         self._window_s = window_s
+        self._kept_s = kept_s
         self._slice = max(1, limit // SLICES)
         self._window = _Window(0)
-        self._wanted = 0
+        self._waiting = 0
+        """The sum of what requests wait for."""
         self._asking: asyncio.Task[Any] | None = None
+        self._watching: asyncio.TimerHandle | None = None
         self._down_until = 0.0
+        self._era: int | None = None
         self.limit = limit
 
     @property
@@ -82,28 +88,26 @@ class Allotment:
     async def take(self, amount: int, patience: float = PATIENCE_S) -> Verdict:
         """`amount` of the limit, all or nothing."""
         deadline = self._clock.monotonic() + patience
-        while True:
-            window = self._current()
-            if window.held >= amount:
-                window.held -= amount
-                if window.held < self._slice and self._may_ask(window):
-                    self._ask(0)
-                return Verdict.GRANTED
-            now = self._clock.monotonic()
-            if now < window.spent_until or amount > self.limit:
-                self._return_surplus(window)
-                return Verdict.SPENT
-            if now >= deadline or self.down:
-                return Verdict.UNKNOWN
-            self._ask(amount)
-            assert self._asking is not None
-            await asyncio.wait({self._asking}, timeout=deadline - now)
+        self._waiting += amount
+        try:
+            while not self._grant(amount):
+                window, now = self._current(), self._clock.monotonic()
+                if now < window.spent_until or amount > self.limit:
+                    self._return_surplus(window)
+                    return Verdict.SPENT
+                if now >= deadline or self.down:
+                    return Verdict.UNKNOWN
+                await asyncio.wait({self._ask()}, timeout=deadline - now)
+        finally:
+            self._waiting -= amount
+        return Verdict.GRANTED
 
     def give_back(self, amount: int, taken_in: int) -> None:
         """Of what was taken in window `taken_in`; it is void when that window is over."""
         window = self._current()
         if window.number == taken_in:
             window.held += amount
+            self._watch_surplus()
 
     @property
     def window(self) -> int:
@@ -115,34 +119,51 @@ class Allotment:
             self._window = _Window(number)
         return self._window
 
-    def _may_ask(self, window: _Window) -> bool:
-        return self._clock.monotonic() >= max(window.spent_until, self._down_until)
+    def _grant(self, amount: int) -> bool:
+        window = self._current()
+        if amount > window.held:
+            return False
+        window.held -= amount
+        if window.held < self._slice and self._clock.monotonic() >= max(window.spent_until, self._down_until):
+            self._ask()
+        return True
 
-    def _ask(self, amount: int) -> None:
+    def _ask(self) -> asyncio.Task[Any]:
         """One question at a time; what others want meanwhile goes with the next one."""
-        self._wanted += amount
-        if self._idle:
-            self._begin(self._take_more())
+        if self._asking is None or self._asking.done():
+            return self._begin(self._take_more())
+        return self._asking
 
     async def _take_more(self) -> None:
-        window, wanted = self._current(), self._wanted + self._slice
-        self._wanted = 0
-        value = await self._add(window, wanted)
-        if value is None:
+        window = self._current()
+        if window.held - self._waiting >= self._slice:
+            return  # whoever waited for it is gone
+        wanted = max(0, self._waiting - window.held) + self._slice
+        before = await self._add(window, wanted)
+        if before is None:
             return
-        before = value - wanted
-        if before < window.granted:  # the counter was lost and begins anew: what we took goes back onto it
-            await self._add(window, window.granted - before)
-            before = self.limit
         granted = min(wanted, max(0, self.limit - before))
         window.granted += granted
         window.held += granted
         if granted < wanted:
             window.spent_until = self._clock.monotonic() + _SPENT_S
             await self._add(window, granted - wanted)
+        self._watch_surplus()
+
+    def _watch_surplus(self) -> None:
+        """More than two slices are held: if they still are in a while, others may use them."""
+        if self._watching is None and self._current().held > 2 * self._slice:
+            self._watching = asyncio.get_running_loop().call_later(self._kept_s, self._end_watch)
+
+    def _end_watch(self) -> None:
+        self._watching = None
+        window = self._current()
+        if window.held > 2 * self._slice:
+            self._return_surplus(window)
+            self._watch_surplus()
 
     def _return_surplus(self, window: _Window) -> None:
-        """What was taken for a request that is too large, and that others may use."""
+        """What is not needed here; not now when something is being asked of the counter."""
         surplus = window.held - self._slice
         if surplus > 0 and self._idle:
             window.held -= surplus
@@ -154,13 +175,22 @@ class Allotment:
         """Whether nothing is being asked of the counter."""
         return self._asking is None or self._asking.done()
 
-    def _begin(self, question: Coroutine[Any, Any, Any]) -> None:
+    def _begin(self, question: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         self._asking = asyncio.get_running_loop().create_task(question)
+        return self._asking
 
     async def _add(self, window: _Window, amount: int) -> int | None:
-        """The counter's new value, None when it cannot be asked."""
+        """What was in the counter before, None when it cannot be asked. To one that was lost we add all that we took, and nothing
+        is left of it now: others still have to add theirs."""
+        ours = window.granted - min(amount, 0)
         try:
-            return await self._counter(window.number, amount)
+            count = await self._counter(window.number, amount)
+            before = count.value - amount
+            if self._era not in (None, count.era) or before < ours:
+                await self._counter(window.number, ours)
+                before = self.limit
         except BusUnavailable:
             self._down_until = self._clock.monotonic() + _DOWN_S
             return None
+        self._era = count.era
+        return before

@@ -17,6 +17,7 @@ from http import HTTPStatus
 
 from schemas.errors import BusUnavailable, InvalidRequest, RateLimited, TokensLimited
 from schemas.job import Tier
+from services.bus.counters import Count
 from services.clock import Clock
 from services.edge.gate import windows
 from services.edge.gate.allotment import Allotment, Verdict
@@ -31,8 +32,8 @@ _OVER = {REQUESTS: RateLimited, TOKENS: TokensLimited}
 _MOST_KEPT = 10_000
 _log = logging.getLogger("headrace.edge")
 
-Add = Callable[[str, str, int, int], Awaitable[int]]
-"""(kind, owner, window, amount) → the counter's new value; see `services.bus.counters`."""
+Add = Callable[[str, str, int, int], Awaitable[Count]]
+"""(kind, owner, window, amount) → the counter; see `services.bus.counters`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,7 @@ class Meter:
         found = self._allotments.get(name)
         if found is None:
 
-            async def add(window: int, amount: int) -> int:
+            async def add(window: int, amount: int) -> Count:
                 try:
                     return await self._add(kind, owner, window, amount)
                 except BusUnavailable as error:

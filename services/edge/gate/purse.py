@@ -80,7 +80,7 @@ class Purse:
 
     def low(self, now: float) -> bool:
         """More should be fetched before anybody waits for it."""
-        return self.free < self._slice / 2 and now >= self.short_until
+        return self.free < self._slice and now >= self.short_until
 
     def settle(self, amount: int, used: int, job: str) -> None:
         """A request that was promised `amount` has ended."""
@@ -114,7 +114,7 @@ class Purse:
             self.short_until = -math.inf  # there is room: we made it
         want = 0
         if not idle and now >= self.short_until and (self.waiting or self.low(now)):
-            want = max(0, self.waiting + self._slice - self.free)
+            want = max(0, self.waiting + 2 * self._slice - self.free)
         due = self.held > 0 and now > self.asked + _RENEW_S
         if not (want or charges or self.recall or self.stale or due):
             return None

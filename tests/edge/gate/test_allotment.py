@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import BusUnavailable
+from services.bus.counters import Count as Counted
 from services.clock import ManualClock
 from services.edge.gate.allotment import SLICES, Allotment, Verdict
+from tests.waiting import until
 
 
 class FakeCounter:
@@ -22,22 +24,27 @@ class FakeCounter:
         self.values: Count[int] = Count()
         self.down = False
         self.asked = 0
+        self.era = 0
         self._random = Random(seed)
         self._lost = lost
 
-    async def __call__(self, window: int, amount: int) -> int:
+    def lose(self) -> None:
+        self.values.clear()
+        self.era += 1
+
+    async def __call__(self, window: int, amount: int) -> Counted:
         self.asked += 1
         for _ in range(self._random.randrange(4)):
             await asyncio.sleep(0)
         if self.down:
             raise BusUnavailable("down")
         self.values[window] += amount
-        value = self.values[window]
+        counted = Counted(self.values[window], self.era)
         for _ in range(self._random.randrange(4)):
             await asyncio.sleep(0)
         if self._random.random() < self._lost:
             raise BusUnavailable("lost")
-        return value
+        return counted
 
 
 @given(
@@ -111,16 +118,27 @@ async def test_what_is_given_back_can_be_taken_again_in_its_window_only() -> Non
     assert await allotment.take(11) is not Verdict.GRANTED
 
 
-async def test_a_counter_that_was_lost_gets_back_what_was_taken() -> None:
-    counter, clock = FakeCounter(), ManualClock()
-    edges = [Allotment(counter, clock, 100) for _ in range(2)]
-    granted = 0
-    for number in range(400):
-        granted += await edges[number % 2].take(1) is Verdict.GRANTED
-        if number == 60:
-            counter.values.clear()
-        clock.advance(0.05)
-    assert granted <= 100 + max(1, 100 // SLICES)
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_counter_that_was_lost_gets_back_what_was_taken(seed: int) -> None:
+    """By each edge, however much it had taken and whoever comes first."""
+    counter, clock, random = FakeCounter(seed), ManualClock(), Random(seed)
+    edges, granted = [Allotment(counter, clock, 100) for _ in range(3)], 0
+
+    async def spend(edge: Allotment, most: int) -> int:
+        for taken in range(most):
+            if await edge.take(1) is not Verdict.GRANTED:
+                return taken
+        return most
+
+    for edge, most in zip(edges, (50, 25, 5), strict=True):
+        granted += await spend(edge, random.randrange(1, most))
+    counter.lose()
+    for _ in range(3):
+        for edge in random.sample(edges, 3):
+            granted += await spend(edge, 200)
+        clock.advance(1.1)
+    assert 100 - 3 * 2 * (100 // SLICES) <= granted <= 100
+    await until(lambda: granted <= counter.values[edges[0].window] <= 100)
 
 
 async def test_without_the_counter_what_is_held_is_spent_and_then_nothing_is_known() -> None:
@@ -146,6 +164,54 @@ async def test_a_request_too_large_for_what_is_left_takes_nothing_from_others() 
     assert counter.values[one.window] <= 600 + 3 * (1000 // SLICES)
     clock.advance(1.1)
     assert await one.take(300) is Verdict.GRANTED
+
+
+async def test_what_came_back_goes_to_others_unless_it_is_soon_needed_here() -> None:
+    counter, clock = FakeCounter(), ManualClock()
+    one, other = (Allotment(counter, clock, 1000, kept_s=0.05) for _ in range(2))
+    assert await one.take(900) is Verdict.GRANTED
+    one.give_back(880, one.window)
+    asked = counter.asked
+    assert await one.take(880) is Verdict.GRANTED
+    assert counter.asked == asked, "here it was kept"
+    one.give_back(880, one.window)
+    await until(lambda: counter.values[one.window] <= 20 + 2 * (1000 // SLICES))
+    assert await other.take(900) is Verdict.GRANTED
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_who_gave_up_waiting_leaves_nothing_behind(seed: int) -> None:
+    counter, random = FakeCounter(seed), Random(seed)
+    one, other = (Allotment(counter, ManualClock(), 10_000, kept_s=0.05) for _ in range(2))
+    waiting = [asyncio.create_task(one.take(1000, 5.0)) for _ in range(8)]
+    for _ in range(random.randrange(8)):
+        await asyncio.sleep(0)
+    for each in waiting:
+        each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    granted = sum(not each.cancelled() for each in waiting) * 1000
+    left = 10_000 - granted - 2 * (10_000 // SLICES)
+    await until(lambda: counter.values[one.window] <= 10_000 - left)
+    assert await other.take(left, 5.0) is Verdict.GRANTED
+
+
+async def test_what_requests_wait_for_is_asked_for_once() -> None:
+    """Those that come while the counter is being asked are in the next question, however often they look."""
+    counter, go_on = FakeCounter(), asyncio.Event()
+
+    async def slow(window: int, amount: int) -> Counted:
+        await go_on.wait()
+        return await counter(window, amount)
+
+    one = Allotment(slow, ManualClock(), 10_000)
+    waiting = [asyncio.create_task(one.take(50, 5.0))]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the first is asked for
+    waiting += [asyncio.create_task(one.take(50, 5.0)) for _ in range(40)]
+    await asyncio.sleep(0)
+    go_on.set()
+    assert await asyncio.gather(*waiting) == [Verdict.GRANTED] * 41
+    assert one.remaining <= 2 * (10_000 // SLICES)
 
 
 async def test_more_than_the_limit_is_never_granted() -> None:

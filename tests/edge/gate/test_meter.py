@@ -223,6 +223,24 @@ async def test_a_spent_budget_is_no_rate_limit() -> None:
         assert await edges.refusal(who, 50, 50) is None
 
 
+async def test_who_asks_often_never_waits_for_the_database() -> None:
+    """Only the first request does: of what requests reserve, up to a 64th of the budget, there is always one held."""
+    edges = Edges()
+    who = caller(Limits(tokens_per_day=64_000), Limits(tokens_per_month=64_000))
+
+    async def held() -> None:
+        await until(lambda: all(purse.free >= 1000 for purse in edges.budgets[0]._purses.values()))
+
+    async with running(edges):
+        await edges.meter.admit(who, 500, 500)
+        for number in range(30):
+            await held()
+            asked = edges.usage.asked
+            reservation = await edges.meter.admit(who, 500, 500)
+            assert edges.usage.asked == asked
+            reservation.settle(used(1000, f"j{number}"))
+
+
 async def test_what_is_promised_may_come_back() -> None:
     edges = Edges()
     who = caller(Limits(tokens_per_month=100))

@@ -27,7 +27,7 @@ def given(one: Purse, now: float, granted: int, spent: int = 0) -> Ask:
 def lent(amount: int, *, running: int = 0) -> Purse:
     """One that holds `amount`, of which `running` is promised to a request."""
     one = purse()
-    one.waiting = max(10, amount - 6400 // SLICES)
+    one.waiting = max(10, amount - 2 * (6400 // SLICES))
     given(one, 0.0, amount)
     one.waiting = 0
     assert not running or one.grant(running, 0.0)
@@ -38,7 +38,7 @@ def test_nothing_is_granted_that_was_not_lent() -> None:
     one = purse()
     assert not one.grant(1, 0.0)
     one.waiting = 10
-    assert given(one, 0.0, 10).want == 10 + 6400 // SLICES
+    assert given(one, 0.0, 10).want == 10 + 2 * (6400 // SLICES)
     assert one.grant(10, 0.0)
     assert not one.grant(1, 0.0)
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+from random import Random
+
 import pytest
 import sqlalchemy as sa
 
-from schemas.errors import StoreUnavailable
+from schemas.errors import InvalidApiKey, StoreUnavailable
 from schemas.job import Tier
+from services.clock import SystemClock
+from services.edge.gate import keyring
+from services.edge.gate.keyring import REFRESH_S, Keyring
+from services.edge.gate.keys import new_key
 from services.edge.gate.limits import Limits
 from services.edge.gate.records import KeyRecord, Unreadable
 from services.edge.store.database import Database
 from services.edge.store.keys import SqlKeyStore
 from services.edge.store.tables import api_keys
+from tests.waiting import PATIENCE_S
 
 DIGEST = b"d" * 32
 
@@ -48,6 +57,40 @@ async def test_what_changed_is_told(database: Database) -> None:
     assert ended.revoked is not None
     assert "a" in [record.id for record in await keys.changed_since(newest.changed)]
     assert not await keys.changed_since(ended.changed + 1.0)
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 0.1])
+async def test_every_edge_refuses_what_was_ended_anywhere(
+    database: Database, grace_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Revoked, or rotated with a grace; two edges that had let it in keep up with the database as in a process."""
+    secret, keys = b"s" * 32, SqlKeyStore(database)
+    made, other = (new_key(secret, Random(seed).randbytes) for seed in (1, 2))
+    for key in (made, other):
+        await keys.create(key.id, key.digest, "acme")
+    edges = [Keyring(SqlKeyStore(database), secret, SystemClock()) for _ in range(2)]
+    for edge in edges:
+        assert (await edge.check(made.text)).id == made.id
+
+    async def refused(edge: Keyring) -> None:
+        with suppress(InvalidApiKey):
+            while await edge.check(made.text):  # noqa: ASYNC110 - told in answers only
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(keyring, "REFRESH_S", 0.05)
+    keeping_up = [asyncio.create_task(edge.run()) for edge in edges]
+    await keys.end(made.id, grace_s)
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*map(refused, edges))
+    for edge in edges:
+        assert (await edge.check(other.text)).id == other.id
+    for task in keeping_up:
+        task.cancel()
+
+
+def test_keys_are_looked_at_often_enough_for_what_is_promised() -> None:
+    """A revoked key is refused within 5 s: so long takes a look, and the query after it."""
+    assert REFRESH_S <= 2.5
 
 
 async def test_an_end_is_final(database: Database) -> None:

@@ -39,7 +39,7 @@ class Tools:
                 return calls(syntax, self.functions, several=self.several and not self.named)
             if content is None and not any(function.strict for function in self.functions):
                 return None
-            promised = [Function(f.name, f.description, f.parameters if f.strict else None) for f in self.functions]
+            promised = [function if function.strict else Function(function.name) for function in self.functions]
             return calls_or_text(syntax, promised, several=self.several, content=_schema(content))
         except ValueError as error:
             raise InvalidRequest(f"A function's 'parameters' cannot be used: {error}.", param="tools") from None

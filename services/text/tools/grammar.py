@@ -1,11 +1,13 @@
 """Tools → the grammar that a model's calls must keep to, in llguidance's Lark. Pure functions.
 
 Two uses: calls that must come (`tool_choice` required, or one function by name), and calls that may come, whose arguments keep to
-their schema (`strict`), beside free text or a response format. Source of the syntax: llguidance, docs/syntax.md.
+their schema (`strict`), beside free text or a response format. A call that must come, of a function that is not strict, keeps to
+what of its schema can be enforced, as OpenAI's does its best. Source of the syntax: llguidance, docs/syntax.md.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +15,9 @@ from typing import Any
 from schemas.job import Grammar
 from services.text.grammar import BLANK, schema_source
 from services.text.tools.hermes import CLOSE, OPEN
+
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]")
+"""In a pattern: what no automaton can follow. Pydantic writes it for a decimal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,8 @@ def _body(syntax: CallSyntax, function: Function, place: int) -> str:
     """The schema is a document of its own, so that `#/$defs/…` in it means what its author meant."""
     parts = ["{", '"name"', ":", f'"{function.name}"', ",", f'"{syntax.arguments}"', ":"]
     head = " BLANK? ".join(_quoted(part) for part in parts)
-    schema = _bounded(_of_object(function.parameters or {}))
+    parameters = _of_object(function.parameters or {})
+    schema = _bounded(parameters) if function.strict else _bounded(_followed(parameters), lenient=True)
     return f'body_{place}: {head} BLANK? arguments_{place} BLANK? "}}"\narguments_{place}: %json {schema}'
 
 
@@ -89,9 +95,22 @@ def _of_object(parameters: dict[str, Any]) -> dict[str, Any]:
     return {**parameters, "type": "object"}
 
 
-def _bounded(schema: dict[str, Any]) -> str:
+def _followed(schema: Any) -> Any:
+    """Without the patterns that cannot be followed; `lenient` passes over the keywords that cannot."""
+    if isinstance(schema, list):
+        return [_followed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _followed(value)
+        for key, value in schema.items()
+        if not (key == "pattern" and isinstance(value, str) and _LOOKS_AROUND.search(value))
+    }
+
+
+def _bounded(schema: dict[str, Any], *, lenient: bool = False) -> str:
     """Its author has no say in how strictly it is read. Raises ValueError."""
-    return schema_source({**schema, "x-guidance": {"whitespace_pattern": BLANK}})
+    return schema_source({**schema, "x-guidance": {"whitespace_pattern": BLANK, "lenient": lenient}})
 
 
 def _quoted(text: str) -> str:

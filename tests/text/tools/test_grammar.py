@@ -84,8 +84,31 @@ REFUSED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("parameters", REFUSED)
 def test_what_cannot_be_kept_to_is_refused_also_among_others(parameters: dict[str, Any]) -> None:
-    functions = [Function("f", "", CITY), Function("g", "", {"type": "object", **parameters})]
+    functions = [Function("f", "", CITY), Function("g", "", {"type": "object", **parameters}, strict=True)]
     assert isinstance(compile_grammar(calls(HERMES, functions, several=True), BYTES), BadGrammar)
+
+
+UNENFORCEABLE: list[dict[str, Any]] = [
+    {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+    {"type": "string", "format": "int32"},
+    {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
+    {"type": "array", "items": {"type": "string", "pattern": "(?<=a)b"}},
+    {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 9}]},
+    {"anyOf": [{"type": "string", "not": {"const": "x"}}, {"type": "array", "contains": {}}]},
+]
+"""Of a property whose value is a string or an array."""
+
+
+@pytest.mark.parametrize("schema", UNENFORCEABLE, ids=lambda schema: str(list(schema)[-1]))
+def test_a_function_that_is_not_strict_is_kept_to_what_can_be(schema: dict[str, Any]) -> None:
+    """Schemas made from types hold such keywords: OpenAI's takes them where a function is not strict."""
+    parameters = {"properties": {"pattern": schema}, "required": ["pattern"], "additionalProperties": False}
+    grammar = calls(HERMES, [Function("f", "", parameters), Function("g", "", LIST, strict=True)], several=False)
+    assert any(takes(grammar, call(HERMES, "f", {"pattern": value})) for value in ("1.5", ["1.5"]))
+    for wrong in ({"pattern": 5}, {"other": "1.5"}, {}):
+        assert not takes(grammar, call(HERMES, "f", wrong))
+    strict = calls(HERMES, [Function("f", "", parameters, strict=True)], several=False)
+    assert isinstance(compile_grammar(strict, BYTES), BadGrammar)
 
 
 def test_text_that_begins_as_a_call_is_one() -> None:

@@ -16,10 +16,12 @@ from tests.chaos.streams import (
     Progress,
     ask_all,
     assert_same,
+    clients,
     not_ready,
     questions,
     ready,
     undisturbed,
+    until,
 )
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import Operator, operator
@@ -36,6 +38,7 @@ EVERYBODY = ("p1", "d1", "r1", "p2", "d2", "r2", "e1", "e2")
 
 @pytest.mark.parametrize("name", ["p1", "d1", "r1", "e1"])
 async def test_sigterm(scripted_stack: StartScripted, name: str) -> None:
+    """faults.md, gateway: SIGTERM under load -> streams finish within the drain."""
     up = scripted_stack(*TWO_OF_ALL, **PACED)
     await ready(up.url)
     asked = questions(32, 80)
@@ -47,6 +50,34 @@ async def test_sigterm(scripted_stack: StartScripted, name: str) -> None:
 
     assert_same(await ask_all(up.url, asked, fault), expected)
     assert f"{name}: exit code 0" in up.said
+    async with operator(up) as op:
+        await op.assert_clean()
+
+
+async def test_sigterm_of_one_of_two_edges(scripted_stack: StartScripted) -> None:
+    """faults.md, gateway: SIGTERM under load. Readiness is false while its streams go on to their end, new work is sent away,
+    and the peer answers all of it."""
+    up = scripted_stack(*TWO_OF_ALL, **PACED)
+    await ready(up.url)
+    asked, later, peer = questions(16, 300), questions(16, 40, first=16), f"http://127.0.0.1:{up.port + 1}"
+    expected, undisturbed_later = await undisturbed(up.url, asked), await undisturbed(peer, later)
+
+    async def fault(progress: Progress) -> None:
+        await progress.everybody_has(3)
+        before = send(up, "e1", signal.SIGTERM)
+        async with clients(up.url) as client:
+            while (probe := await client.get("/ready")).status_code == 200:  # noqa: ASYNC110 - another process's state
+                await asyncio.sleep(0.01)
+        assert probe.status_code == 503
+        so_far = sum(progress.pieces)
+        await until(lambda: sum(progress.pieces) > so_far, 60.0, lambda: "its streams do not go on")
+        [refused] = await ask_all(up.url, later[:1])
+        assert (refused.status, refused.retry_after) == (503, "1")
+        assert_same(await ask_all(peer, later), undisturbed_later)
+        await back(up, "e1", before)
+
+    assert_same(await ask_all(up.url, asked, fault), expected)
+    await ready(up.url)
     async with operator(up) as op:
         await op.assert_clean()
 

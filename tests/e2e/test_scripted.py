@@ -108,6 +108,7 @@ async def test_sixteen_chats_at_once_get_the_tokens_they_get_alone(scripted_stac
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "no-stream"])
 async def test_hanging_up_while_prefilling(scripted_stack: StartScripted, stream: bool) -> None:
+    """faults.md, gateway: client closes, prefill; stream and non-stream, as below. Half-close, stalled reader: test_abuse.py."""
     up = scripted_stack(**SLOW_PREFILL)
     async with operator(up) as op:
         seen = asyncio.Event()
@@ -120,6 +121,7 @@ async def test_hanging_up_while_prefilling(scripted_stack: StartScripted, stream
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "no-stream"])
 async def test_hanging_up_while_queued(scripted_stack: StartScripted, stream: bool) -> None:
+    """faults.md, gateway: client closes, queued."""
     up = scripted_stack(**SLOW_PREFILL)
     async with operator(up) as op:
         router, seen = await op.one("router"), asyncio.Event()
@@ -138,6 +140,7 @@ async def test_hanging_up_while_queued(scripted_stack: StartScripted, stream: bo
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "no-stream"])
 async def test_hanging_up_while_decoding(scripted_stack: StartScripted, stream: bool) -> None:
+    """faults.md, gateway: client closes, decode."""
     up = scripted_stack(**SLOW_DECODE)
     async with operator(up) as op:
         seen = asyncio.Event()
@@ -149,7 +152,8 @@ async def test_hanging_up_while_decoding(scripted_stack: StartScripted, stream: 
 
 
 async def test_hanging_up_while_handing_off(scripted_stack: StartScripted) -> None:
-    """Many, each a little later than the one before, so that some meet the handoff in the middle."""
+    """faults.md, gateway: client closes, handoff. Many, each a little later than the one before, so that some meet it in the
+    middle."""
     up = scripted_stack(**BIG_BLOCKS)
     async with operator(up) as op:
         for step in range(24):

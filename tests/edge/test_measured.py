@@ -133,3 +133,35 @@ async def test_what_generates_nothing_does_not_count() -> None:
         await client.post("/tokenize", json={"prompt": "hi"})
         await client.post("/v1/nothing", json={})
     assert api.counted() == {}
+
+
+async def test_no_caller_makes_series() -> None:
+    """faults.md, privacy: metrics labels: whatever callers say, and whoever they say they are, there are no more series."""
+    api = Api()
+    key = api.keys.make()
+
+    async def everything(word: str) -> None:
+        headers = {"authorization": f"Bearer {key}", "x-request-id": word, "user-agent": word, "openai-organization": word}
+        for path in PATHS:
+            for fields in (
+                {"user": word},
+                {"metadata": {word: word}},
+                {"model": word},
+                {"model": f"{MODEL}:{word}"},
+                {word: word},
+            ):
+                await sent(api, path, headers, **fields)
+            await sent(api, path, headers | {"authorization": f"Bearer hr-{word}"})
+        async with api.client() as client:
+            await client.request(f"BREW-{word}", f"/v1/{word}?{word}", headers=headers)
+
+    def series() -> set[str]:
+        lines = api.metrics.prometheus_text().decode().splitlines()
+        return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
+
+    await everything("first")
+    before = series()
+    assert any("headrace_requests_total" in one for one in before)
+    for number in range(20):
+        await everything(f"word{number}")
+    assert series() == before

@@ -14,6 +14,8 @@ from tests.edge.responses.rig import ResponsesApi
 from tests.edge.responses.test_background import stands
 from tests.edge.responses.test_create import prompt
 
+NEVER = "conv_" + "0" * 32
+
 
 async def test_with_the_sdk(api: ResponsesApi) -> None:
     async with api.sdk() as client:
@@ -94,6 +96,7 @@ async def test_a_history_has_one_source(api: ResponsesApi) -> None:
 
 
 async def test_tenants_do_not_see_each_other(api: ResponsesApi) -> None:
+    """faults.md, privacy: another tenant's conversation: 404, as an id that never was, word for word."""
     ours, theirs = api.keys.make(tenant="acme"), api.keys.make(tenant="globex")
     made = await api.ask("POST", "/v1/conversations", ours, items=[{"role": "user", "content": "x", "id": "msg_1"}])
     name = made.json()["id"]
@@ -109,5 +112,8 @@ async def test_tenants_do_not_see_each_other(api: ResponsesApi) -> None:
     ):
         answer = await api.ask(method, f"/v1/conversations/{name}{path}", theirs, **body)
         assert answer.status_code == 404, (method, path)
-    assert (await api.respond(theirs, conversation=name)).status_code == 404
+        nobodys = await api.ask(method, f"/v1/conversations/{NEVER}{path}", theirs, **body)
+        assert answer.text.replace(name, NEVER) == nobodys.text
+    across, unknown = [await api.respond(theirs, conversation=one) for one in (name, NEVER)]
+    assert (across.status_code, across.text.replace(name, NEVER)) == (404, unknown.text)
     assert len((await api.ask("GET", f"/v1/conversations/{name}/items", ours)).json()["data"]) == 1

@@ -17,6 +17,7 @@ from tests.edge.test_template_variables import OFF, THINKING
 from tests.text.tiny import tiny_tokenizer
 
 WEATHER = {"type": "function", "name": "weather", "description": "Now.", "parameters": {"type": "object", "properties": {}}}
+NEVER = "resp_" + "0" * 32
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
@@ -71,6 +72,8 @@ async def test_what_is_not_stored_cannot_be_found(api: ResponsesApi) -> None:
 
 
 async def test_tenants_do_not_see_each_other(api: ResponsesApi) -> None:
+    """faults.md, privacy: another tenant's id, previous_response_id across keys: as an id that never was, word for word. For the
+    latter that is 400, as OpenAI's."""
     ours, theirs = api.keys.make(tenant="acme"), api.keys.make(tenant="globex")
     name = (await api.respond(ours)).json()["id"]
     for method, path in (
@@ -82,7 +85,10 @@ async def test_tenants_do_not_see_each_other(api: ResponsesApi) -> None:
     ):
         answer = await api.ask(method, f"/v1/responses/{name}{path}", theirs)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
-    assert (await api.respond(theirs, previous_response_id=name)).status_code == 400
+        nobodys = await api.ask(method, f"/v1/responses/{NEVER}{path}", theirs)
+        assert answer.text.replace(name, NEVER) == nobodys.text
+    across, unknown = [await api.respond(theirs, previous_response_id=one) for one in (name, NEVER)]
+    assert (across.status_code, across.text.replace(name, NEVER)) == (400, unknown.text)
     assert (await api.ask("GET", f"/v1/responses/{name}", ours)).status_code == 200
 
 

@@ -73,7 +73,7 @@ async def test_bodies_without_end_do_not_fill_the_memory(scripted_stack: StartSc
         sent = await asyncio.gather(*(_send_without_end(up, 200 * MB) for _ in range(8)))
         assert max(sent) < 32 * MB
     print(f"\nmost {memory(edge, 'VmHWM') / MB:.0f} MB, {before / MB:.0f} MB before; sent {max(sent) / MB:.1f} MB")
-    assert memory(edge, "VmHWM") - before < 8 * 10 * MB, "each may hold its 4 MiB, and what joining them takes"
+    assert memory(edge, "VmHWM") - before < 8 * 16 * MB, "each may hold its 4 MiB, and some of it twice"
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "no-stream"])

@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
+from bench.flags import whole
 from schemas.codec import SchemaRange
 from schemas.identity import job_id, process_id
 from schemas.job import Deadlines, Job, Sampling
@@ -46,6 +47,7 @@ MEMORY = ((64, 1, 1000), (64, 8, 1000), (1000, 3, 1))
 BLOCKS_EACH = 2000
 """Other blocks in the index, a worker."""
 ON_A_HOST = 8
+CONTEXT = 131_072
 PARTS = ("hashing", "look-up", "choice", "charges", "noting")
 
 
@@ -136,7 +138,7 @@ class Setting:
             capabilities=Capabilities(),
             credits=Credits(version=1, prefill_tokens=1200, decode_slots=self.random.randrange(8, 64), kv_blocks=20_000),
             sent=0.0,
-            context_length=131_072,
+            context_length=CONTEXT,
             block_tokens=16,
             kv_total=40_000,
             backlog=self.random.randrange(20_000),
@@ -221,14 +223,14 @@ def memory(workers: int, holders: int, alike: int, blocks: int = 1_000_000) -> f
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.router_decision")
-    parser.add_argument("--decisions", type=int, default=2000)
+    parser.add_argument("--decisions", type=whole(1), default=2000)
     parser.add_argument("--cpu", action="store_true", help="CPU time, not time on the wall")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--first-sight", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("bench/out"))
-    parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
-    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--workers", type=whole(2), nargs="+", default=WORKERS)
+    parser.add_argument("--tokens", type=whole(1, CONTEXT - 1), nargs="+", default=TOKENS)
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     cases = [(workers, USUAL_TOKENS) for workers in options.workers] + [(USUAL_WORKERS, tokens) for tokens in options.tokens]

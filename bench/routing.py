@@ -12,41 +12,45 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
+from bench.flags import above_zero, from_zero, whole
 from bench.routing_world import overload, stale
-from bench.routing_world.compare import POLICIES, Verdict, compare, saturation, sweep, verdict
+from bench.routing_world.compare import POLICIES, Verdict, compare, full, saturation, sweep, verdict
 from bench.routing_world.measure import Result
 from bench.routing_world.plot import plot
 from bench.routing_world.settings import Limits, World
 from bench.routing_world.trace import Row, read
 
+MAY_BE_ZERO = ("prefill_cache", "step_per_sequence")
 LOADS = (0.5, 0.75, 0.9, 1.0, 1.25, 1.5)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints one line a run. 1 when a target of `--check` is missed."""
     options = _parse(arguments)
+    reading = options.trace
     try:
         rows = read(options.trace, seed=options.seed, limit=options.rows)
+        reading = options.out
+        options.out.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        print(f"{options.trace}: {error}", file=sys.stderr)
+        print(f"{reading}: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
         return 2
     world = replace(World(), **{field.name: getattr(options, field.name) for field in fields(World)})
     limits = replace(Limits(), **{field.name: getattr(options, f"limit_{field.name}") for field in fields(Limits)})
-    options.out.mkdir(parents=True, exist_ok=True)
     worlds = [("default", world), *(sweep(world) if options.sweep else ())]
     if options.overload:
-        peak = options.peak or saturation(rows, world, limits, options.seed)
+        peak = _peak(rows, world, limits, options)
         return int(not _overload(rows, world, limits, peak, options.seed) and options.check)
     verdicts = [_world(name, changed, rows, limits, options) for name, changed in worlds]
     return int(options.check and not all(found is None or found.holds() for found in verdicts))
 
 
 def _world(name: str, world: World, rows: Sequence[Row], limits: Limits, options: argparse.Namespace) -> Verdict | None:
-    peak = options.peak or saturation(rows, world, limits, options.seed)
+    peak = _peak(rows, world, limits, options)
     print(f"\n{options.trace.name}, {name} world: {len(rows)} requests; load 1.0 = {peak:.2f} x as fast as recorded", flush=True)
     print(_HEAD, flush=True)
     results = []
@@ -61,12 +65,17 @@ def _world(name: str, world: World, rows: Sequence[Row], limits: Limits, options
     if not {"ours", "round robin"} <= set(options.policies):
         return None
     found = verdict(results)
-    print(
-        f"ours against the best: {found.worst:+.1%} at its worst (load {found.worst_load:g}); "
-        f"against round robin from load 0.9: {found.gain:+.1%} at least",
-        flush=True,
-    )
+    against = f"against round robin from load 0.9: {found.gain:+.1%} at least" if found.gain == found.gain else "no load from 0.9"
+    print(f"ours against the best: {found.worst:+.1%} at its worst (load {found.worst_load:g}); {against}", flush=True)
     return found
+
+
+def _peak(rows: Sequence[Row], world: World, limits: Limits, options: argparse.Namespace) -> float:
+    """How fast the trace is played at load 1.0."""
+    found: float | None = options.peak or saturation(rows, world, limits, options.seed)
+    if found is None:
+        print("round robin's goodput has no peak: load 1.0 is where the trace would take all of the busier phase", flush=True)
+    return found or full(rows, world)
 
 
 def _overload(rows: Sequence[Row], world: World, limits: Limits, peak: float, seed: int) -> bool:
@@ -111,24 +120,31 @@ def _line(result: Result) -> str:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.routing", description="Compares placement policies on a trace.")
     parser.add_argument("--trace", type=Path, required=True)
-    parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="1.0 = where round robin's goodput peaks")
+    parser.add_argument("--loads", type=above_zero, nargs="+", default=LOADS, help="1.0 = where round robin's goodput peaks")
     parser.add_argument("--policies", nargs="+", choices=tuple(POLICIES), default=tuple(POLICIES))
     parser.add_argument("--sweep", action="store_true", help="also with each rate and capacity halved and doubled")
     parser.add_argument("--overload", action="store_true", help="ours only, with tiers, up to twice the load that saturates")
-    parser.add_argument("--peak", type=float, help="speed of the time axis at load 1.0, instead of looking for it")
-    parser.add_argument("--rows", type=int, help="only the first so many requests")
+    parser.add_argument("--peak", type=above_zero, help="speed of the time axis at load 1.0, instead of looking for it")
+    parser.add_argument("--rows", type=whole(1), help="only the first so many requests")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("bench/out"))
     parser.add_argument("--no-plots", action="store_true")
     parser.add_argument("--check", action="store_true", help="exit 1 when ours is more than 1 %% below the best at any load")
     world = parser.add_argument_group("the world")
     for field in fields(World):
-        world.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
+        world.add_argument(f"--{field.name.replace('_', '-')}", type=_kind(field.name, field.default), default=field.default)
     limits = parser.add_argument_group("what a good request keeps to")
     for field in fields(Limits):
         name = f"--limit-{field.name.replace('_', '-')}"
-        limits.add_argument(name, dest=f"limit_{field.name}", type=type(field.default), default=field.default)
+        limits.add_argument(name, dest=f"limit_{field.name}", type=above_zero, default=field.default)
     return parser.parse_args(arguments)
+
+
+def _kind(name: str, default: float) -> Callable[[str], float]:
+    may_be_zero = name in MAY_BE_ZERO
+    if isinstance(default, int):
+        return whole(0 if may_be_zero else 1)
+    return from_zero if may_be_zero else above_zero
 
 
 if __name__ == "__main__":

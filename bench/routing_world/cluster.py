@@ -48,10 +48,13 @@ class Cluster:
         policy.begin(self)
 
     def run(self, rows: Sequence[Row], load: float) -> list[SimJob]:
-        """Every row, `load` times as fast as it was recorded, until all have ended."""
+        """Every row, `load` times as fast as it was recorded, until all have ended. What no decode worker could ever hold is
+        refused before anybody places it: an edge knows its model's context."""
         jobs = [SimJob(row, row.at / load, number) for number, row in enumerate(rows)]
         for job in jobs:
-            self.at(job.arrived, lambda job=job: self.policy.arrive(job))  # type: ignore[misc]
+            job.refused = not self._holds(job)
+            if not job.refused:
+                self.at(job.arrived, lambda job=job: self.policy.arrive(job))  # type: ignore[misc]
         while self._events:
             self.now, _, call = heapq.heappop(self._events)
             call()
@@ -74,6 +77,11 @@ class Cluster:
         self.assigned[decode] += 1
         self.coming_tokens[decode] += job.prompt
         self.decode[decode].prefill(job, self.now)
+
+    def _holds(self, job: SimJob) -> bool:
+        """Its blocks and one to write next, as a router counts them, and each token of its answer."""
+        blocks = self.world.decode_kv // self.block
+        return -(-job.prompt // self.block) < blocks and job.prompt + job.row.output <= self.world.decode_kv
 
     def _prefilled(self, job: SimJob) -> None:
         self.decode[job.decode].join(job, self.now)

@@ -11,6 +11,7 @@ A prompt's tail that is prefilled here makes the steps of the whole batch longer
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
@@ -170,8 +171,10 @@ class DecodeWorker:
         if self.tails and self.tails[0][0] <= 1e-3:
             self.tails.popleft()
             self.waiting.appendleft(self._tail_jobs.popleft())
+        # No time is told, and no step counted, more finely than a float can: late in a trace an end would never be reached.
+        reached = self._steps + max(1e-6, 2 * math.ulp(now) / self._pace + 2 * math.ulp(self._steps))
         ended = []
-        while self._ends and self._ends[0][0] <= self._steps + 1e-6:
+        while self._ends and self._ends[0][0] <= reached:
             ended.append(heapq.heappop(self._ends)[2])
         for job in ended:
             self.running -= 1

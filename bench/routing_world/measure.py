@@ -31,19 +31,19 @@ class Result:
 
 
 def measure(policy: str, load: float, jobs: Sequence[SimJob], limits: Limits) -> Result:
-    """Raises AssertionError when a job neither ended nor was refused."""
+    """All of nobody is good. Raises AssertionError when a job neither ended nor was refused."""
     ran = [job for job in jobs if not job.refused]
     assert all(job.finished >= 0 for job in ran), "a job was lost"
     good = {job.number for job in ran if job.ttft <= limits.first_token(job.uncached) and job.gap_p95 <= limits.itl}
-    span = max(job.arrived for job in jobs) or 1.0
+    span = max((job.arrived for job in jobs), default=0.0) or 1.0
     prompt = sum(job.prompt for job in ran)
     ttft, itl = sorted(job.ttft for job in ran), sorted(job.gap_p95 for job in ran if job.row.output > 1)
     return Result(
         policy=policy,
         load=load,
         goodput=len(good) / span,
-        good=len(good) / len(jobs),
-        refused=1 - len(ran) / len(jobs),
+        good=len(good) / len(jobs) if jobs else 1.0,
+        refused=1 - len(ran) / len(jobs) if jobs else 0.0,
         ttft_p50=quantile(ttft, 0.5),
         ttft_p99=quantile(ttft, 0.99),
         itl_p50=quantile(itl, 0.5),

@@ -48,8 +48,8 @@ class Overload:
 
     @property
     def truth(self) -> float:
-        """The median; 1 = every Retry-After was exact."""
-        return quantile(self.truths, 0.5)
+        """The median; 1 = every Retry-After was exact, or there was none."""
+        return quantile(self.truths, 0.5) if self.truths else 1.0
 
     def of(self, tier: Tier) -> TierResult:
         return next(found for found in self.tiers if found.tier is tier)
@@ -100,7 +100,7 @@ def _tier(tier: Tier, jobs: Sequence[SimJob], limits: Limits) -> TierResult:
 def targets(results: Sequence[Overload], world: World) -> list[tuple[str, bool]]:
     """What issue 5 asks of overload: each target with its figures, and whether it is met. `results`: one for each of `LOADS`."""
     quiet, twice = results[0], results[-1]
-    peak = max(result.goodput for result in results)
+    peak = max(result.goodput for result in results) or 1.0
     calm, late = (result.of(Tier.ENTERPRISE).ttft_p99 for result in (quiet, twice))
     most = 1.2 * calm + world.queue_step
     return [

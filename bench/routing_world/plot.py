@@ -34,7 +34,7 @@ def plot(results: Sequence[Result], path: Path, title: str) -> None:
             axis.plot([load for load, _ in line], [value for _, value in line], marker="o", lw=width, label=policy)
         axis.set_xlabel("load (1 = round robin's peak)")
         axis.set_ylabel(label)
-        if name.startswith("ttft"):
+        if name.startswith("ttft") and any(getattr(result, name) > 0 for result in results):
             axis.set_yscale("log")
     handles, labels = axes.flat[0].get_legend_handles_labels()
     axes.flat[-1].legend(handles, labels, loc="center")

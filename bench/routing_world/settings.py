@@ -10,7 +10,7 @@ class World:
     """Rates in tokens a second, times in seconds, capacities in tokens.
 
     `step_target`: a decode worker that prefills a prompt's tail beside its batch cuts it so that no step takes longer.
-    `fetch_rate`: cached tokens a second that prefill copies from a decode worker; 0 = it does not.
+    `queue_step`: seconds of work that a prefill worker takes in a step, and queues at most behind another prompt.
     """
 
     prefill_workers: int = 8
@@ -23,7 +23,6 @@ class World:
     decode_kv: int = 600_000
     step_target: float = 0.045
     queue_step: float = 0.06
-    fetch_rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _kind(name: str, default: float) -> Callable[[str], float]:
+def _kind(name: str, default: object) -> Callable[[str], float]:
     may_be_zero = name in MAY_BE_ZERO
     if isinstance(default, int):
         return whole(0 if may_be_zero else 1)

@@ -80,7 +80,7 @@ def start(
         prompt = write_prompt(served, job, alternatives)
     texts = [served.text.stream(stops.strings, keep_stop=stops.kept) for _ in range(job.n)]
     logprobs = [TokenLogprobs(served.text.spell) for _ in texts] if job.sampling.logprobs is not None else ()
-    by_token = bool(stops.strings or logprobs)
+    by_token = bool(stops.strings or logprobs or (tools and not tools.several))
     handle = handle or _begin(served, job)
     return Answer(
         handle,

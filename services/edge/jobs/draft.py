@@ -57,5 +57,7 @@ class Delta(msgspec.Struct, frozen=True):
 
     def one_by_one(self) -> list[Delta]:
         """The same, each token on its own, and at last the finish: what does not depend on how tokens were bundled."""
+        if len(self.tokens) == 1 and self.finish is None:
+            return [self]
         each = [Delta(self.choice, [token], None, self.logprobs[at : at + 1]) for at, token in enumerate(self.tokens)]
         return each if self.finish is None else [*each, Delta(self.choice, [], self.finish)]

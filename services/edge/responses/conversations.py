@@ -15,7 +15,7 @@ from services.edge.api.gate import tenant_of
 from services.edge.api.request import read_request
 from services.edge.api.served import Served
 from services.edge.responses.history import no_conversation, page
-from services.edge.responses.items import Item, new_id, read_items
+from services.edge.responses.items import Item, must_be_new, new_id, read_items
 from services.edge.responses.objects import Object, listed
 from services.edge.responses.request import Metadata
 from services.edge.store.conversations import SqlConversationStore, StoredConversation
@@ -44,6 +44,7 @@ class Conversations:
         asked = await self._body(request)
         name = f"conv_{new_id(self._served.random)}"
         items = self._items(asked)
+        must_be_new(items, (), "items")
         made = await self._store.create(name, tenant_of(request), asked.metadata or {}, items)
         return JSONResponse(_conversation(made))
 
@@ -68,6 +69,7 @@ class Conversations:
         items = self._items(await self._body(request))
         if not items:
             raise InvalidRequest("'items' must hold at least one item.", param="items")
+        must_be_new(items, await self._all(request, name), "items")
         if not await self._store.append(name, tenant_of(request), items):
             raise no_conversation(name)
         return JSONResponse(listed(items, has_more=False))

@@ -20,7 +20,7 @@ from services.edge.api.start import reserve
 from services.edge.gate.meter import Reservation
 from services.edge.responses.background import Background
 from services.edge.responses.history import history, number, page
-from services.edge.responses.items import Item, read_items
+from services.edge.responses.items import Item, must_be_new, read_items
 from services.edge.responses.objects import Object, begun
 from services.edge.responses.prepare import Prepared, begin, features, prepare
 from services.edge.responses.request import ResponsesRequest
@@ -67,6 +67,7 @@ class Responses:
         refuse_extras(body, OF_CHAT)
         items = read_items(asked.input, served.random)
         before = await history(asked, by.caller.tenant.name, self._store, self._conversations)
+        must_be_new(items, before)
 
         async def take(turn: Turn, asked: ResponsesRequest) -> Response:
             prepared = await prepare(turn, by.caller, asked, [*before, *items])

@@ -39,6 +39,15 @@ def read_items(value: Any, random: Random, param: str = "input") -> list[Item]:
     return [_item(item, random, f"{param}[{index}]") for index, item in enumerate(value)]
 
 
+def must_be_new(items: Sequence[Item], before: Sequence[Item], param: str = "input") -> None:
+    """An id names one item of all that was said: pages of items go on behind it. Raises `InvalidRequest` that names the place."""
+    known = {item["id"] for item in before}
+    for index, item in enumerate(items):
+        if item["id"] in known:
+            raise InvalidRequest(f"There is an item with the id {item['id'][:64]!r} already.", param=f"{param}[{index}].id")
+        known.add(item["id"])
+
+
 def to_messages(items: Sequence[Item]) -> list[dict[str, Any]]:
     """Chat messages; what the assistant said and called in one turn is one message."""
     messages: list[dict[str, Any]] = []

@@ -70,6 +70,22 @@ async def test_one_that_is_full_takes_no_more(api: ResponsesApi, monkeypatch: py
     assert (await api.ask("POST", items, items=[{"role": "user", "content": "x"}])).status_code == 200
 
 
+async def test_an_id_names_one_item_of_all_that_was_said(api: ResponsesApi) -> None:
+    """Pages of items go on behind an id: with two of one name they would never end."""
+    one, other = ({"role": "user", "content": "x", "id": name} for name in ("msg_1", "msg_2"))
+    assert (await api.ask("POST", "/v1/conversations", items=[one, one])).json()["error"]["param"] == "items[1].id"
+    name = (await api.ask("POST", "/v1/conversations", items=[one])).json()["id"]
+    items = f"/v1/conversations/{name}/items"
+    assert (await api.ask("POST", items, items=[other, one])).json()["error"]["param"] == "items[1].id"
+    assert (await api.ask("POST", items, items=[other])).status_code == 200
+    first = (await api.respond(input=[one, other])).json()
+    for fields in ({"conversation": name}, {"previous_response_id": first["id"]}, {"input": [other, other]}):
+        refused = await api.respond(**{"input": [{"role": "user", "content": "new"}, other], **fields})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input[1].id")
+    again = await api.respond(input=first["output"], previous_response_id=first["id"])
+    assert (again.status_code, again.json()["error"]["param"]) == (400, "input[0].id")
+
+
 async def test_what_writes_is_a_request_of_the_minute(api: ResponsesApi) -> None:
     """What only reads is none, also for somebody who may not write any more."""
     key = api.keys.make(tenant="acme", limits=Limits(requests_per_minute=5))

@@ -17,7 +17,7 @@ _MOST_LISTED = 100
 async def history(
     asked: ResponsesRequest, tenant: str, responses: SqlResponseStore, conversations: SqlConversationStore
 ) -> list[Item]:
-    """Oldest first. Raises `PreviousResponseNotFound`, `NotFound`, `InvalidRequest`, `StoreUnavailable`."""
+    """Oldest first. Raises `PreviousResponseNotFound`, `NotFound`, `PayloadTooLarge`, `InvalidRequest`, `StoreUnavailable`."""
     if asked.previous_response_id is not None and asked.conversation is not None:
         text = "Only one of 'previous_response_id' and 'conversation' can say what came before."
         raise InvalidRequest(text, param="previous_response_id")

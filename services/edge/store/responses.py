@@ -14,6 +14,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from schemas.errors import PayloadTooLarge
 from services.edge.store.conversations import append
 from services.edge.store.database import Database, database_time, has_name
 from services.edge.store.records import JobState
@@ -25,6 +26,8 @@ PREFIX = "resp_"
 """Of a response's id; the rest is its job's."""
 LONGEST = 1000
 """Responses that one history may hold."""
+MOST_BYTES = 32 * 2**20
+"""Of a history that goes on: each response of it reads all, on the event loop, and not all that it reads are tokens."""
 _MOST_SWEPT = 1000
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
 
@@ -97,20 +100,28 @@ class SqlResponseStore:
     async def history(self, name: str, tenant: str) -> tuple[list[Turn], str | None]:
         """The response and those before it, oldest first, and the id of what would come next: None = it is whole.
 
-        Items only: what else their clients stored may be large.
+        Items only: what else their clients stored may be large. Raises `PayloadTooLarge` for more than may be read.
         """
-        newest = sa.select(responses.c.id, responses.c.previous, sa.literal(0).label("age")).where(_is(name, tenant))
-        chain = newest.cte("chain", recursive=True)
-        older = sa.select(responses.c.id, responses.c.previous, chain.c.age + 1).where(
-            responses.c.id == chain.c.previous, responses.c.tenant == tenant, chain.c.age < LONGEST
+        size = sa.func.length(responses.c.input) + sa.func.length(responses.c.output)
+        newest = sa.select(responses.c.id, responses.c.previous, sa.literal(0).label("age"), size.label("size"))
+        chain = newest.where(_is(name, tenant)).cte("chain", recursive=True)
+        older = sa.select(responses.c.id, responses.c.previous, chain.c.age + 1, chain.c.size + size).where(
+            responses.c.id == chain.c.previous,
+            responses.c.tenant == tenant,
+            chain.c.age < LONGEST,
+            chain.c.size < MOST_BYTES,
         )
         chain = chain.union_all(older)
         columns = (responses.c.id, responses.c.previous, responses.c.running, responses.c.input, responses.c.output)
-        query = sa.select(*columns).join(chain, chain.c.id == responses.c.id).order_by(chain.c.age.desc())
+        query = sa.select(*columns, chain.c.age, chain.c.size).join(chain, chain.c.id == responses.c.id)
         async with self._database.read() as connection:
-            rows = (await connection.execute(query)).all()
-        turns = [Turn(row.id, [*_decode(row.input), *_decode(row.output)], bool(row.running)) for row in rows]
-        return turns, rows[0].previous if rows else name
+            rows = (await connection.execute(query.order_by(chain.c.age.desc()))).all()
+        if not rows:
+            return [], name
+        oldest = rows[0]
+        if oldest.previous is not None and (oldest.age >= LONGEST or oldest.size >= MOST_BYTES):
+            raise PayloadTooLarge("The history is too long: begin another one.", param="previous_response_id")
+        return [Turn(row.id, [*_decode(row.input), *_decode(row.output)], bool(row.running)) for row in rows], oldest.previous
 
     async def left(self, most: int) -> list[tuple[str, str]]:
         """(id, tenant) of some whose job runs no more, oldest first: whoever read it did not see to its end."""

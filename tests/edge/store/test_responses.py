@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from schemas.errors import PayloadTooLarge
+from services.edge.store import responses as store
 from services.edge.store.conversations import SqlConversationStore
 from services.edge.store.database import Database
 from services.edge.store.jobs import SqlJobStore
@@ -52,6 +54,19 @@ async def test_a_history_ends_at_another_tenants(responses: SqlResponseStore) ->
     await responses.add("other", response("a"))
     await responses.add("t", response("b", "a"))
     assert (await responses.history("b", "t"))[1] == "a"
+
+
+@pytest.mark.parametrize(("bound", "value"), [("MOST_BYTES", 40), ("LONGEST", 1)])
+async def test_what_a_history_makes_an_edge_read_is_bounded(
+    responses: SqlResponseStore, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
+) -> None:
+    for name, previous in (("a", None), ("b", "a"), ("c", "b")):
+        await responses.add("t", response(name, previous))
+    monkeypatch.setattr(store, bound, value)
+    assert len((await responses.history("b", "t"))[0]) == 2
+    with pytest.raises(PayloadTooLarge) as refused:
+        await responses.history("c", "t")
+    assert refused.value.param == "previous_response_id"
 
 
 async def test_it_ends_once_and_its_conversation_hears_of_it_once(

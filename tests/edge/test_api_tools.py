@@ -164,6 +164,14 @@ async def test_a_template_that_knows_no_tools_is_told_in_words(api: Api) -> None
     assert "<tool_response>\nrain\n</tool_response>" in prompt
 
 
+@pytest.mark.parametrize(("arguments", "shown"), [("{}", "{}"), ("", "{}"), (" ", "{}"), ("a", '"a"'), ("[1]", "[1]")])
+async def test_what_a_template_is_told_of_arguments(api: Api, arguments: str, shown: str) -> None:
+    """An object if they are one, and nothing is one, as for the parsers; else what the caller wrote."""
+    asked = {"role": "assistant", "tool_calls": [_asked("1", arguments)]}
+    assert (await api.post(messages=[asked, {"role": "tool", "tool_call_id": "1", "content": "x"}])).status_code == 200
+    assert f'"arguments": {shown}}}' in _prompt(api)
+
+
 async def test_what_the_engine_is_held_to(api: Api) -> None:
     await api.post(tools=[WEATHER])
     assert api.jobs.draft.sampling.grammar is None

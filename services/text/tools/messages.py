@@ -70,11 +70,11 @@ def _calls(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(arguments: Any) -> Any:
-    """As the caller wrote them when they are no JSON: the model may have, too."""
+    """As the caller wrote them when they are no JSON: the model may have, too. Nothing at all stands for no arguments."""
     if not isinstance(arguments, str):
         return arguments
     try:
-        parsed = json.loads(arguments)
+        parsed = json.loads(arguments.strip() or "{}")
     except (ValueError, RecursionError):
         return arguments
     return arguments if too_deep(parsed) else parsed

@@ -29,7 +29,7 @@ class ConversationRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    items: Annotated[Any, document.ITEMS] = None
+    items: Annotated[list[Any], document.ITEMS] | None = None
     metadata: Metadata | None = None
 
 

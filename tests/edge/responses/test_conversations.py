@@ -74,6 +74,7 @@ async def test_an_id_names_one_item_of_all_that_was_said(api: ResponsesApi) -> N
     """Pages of items go on behind an id: with two of one name they would never end."""
     one, other = ({"role": "user", "content": "x", "id": name} for name in ("msg_1", "msg_2"))
     assert (await api.ask("POST", "/v1/conversations", items=[one, one])).json()["error"]["param"] == "items[1].id"
+    assert (await api.ask("POST", "/v1/conversations", items="x")).json()["error"]["param"] == "items"
     name = (await api.ask("POST", "/v1/conversations", items=[one])).json()["id"]
     items = f"/v1/conversations/{name}/items"
     assert (await api.ask("POST", items, items=[other, one])).json()["error"]["param"] == "items[1].id"

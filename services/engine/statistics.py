@@ -6,11 +6,9 @@ from bisect import bisect_left, insort
 from collections import deque
 
 from schemas.state import Rates
+from services.engine.measured import WINDOW, average, p99
 from services.engine.protocol import EngineStats
 from services.engine.scheduler import Step
-
-_WINDOW = 512
-_WEIGHT = 0.1
 
 
 class StepStatistics:
@@ -28,13 +26,13 @@ class StepStatistics:
         self._steps += 1
         self._seconds.append(seconds)
         insort(self._ordered, seconds)
-        if len(self._seconds) > _WINDOW:
+        if len(self._seconds) > WINDOW:
             del self._ordered[bisect_left(self._ordered, self._seconds.popleft())]
         prompt = step.prompt_tokens
         if prompt == 0:
-            self._decode_step_s = _average(self._decode_step_s, seconds)
+            self._decode_step_s = average(self._decode_step_s, seconds)
         elif seconds > 0:
-            self._prefill_tokens_s = _average(self._prefill_tokens_s, prompt / seconds)
+            self._prefill_tokens_s = average(self._prefill_tokens_s, prompt / seconds)
 
     def snapshot(
         self,
@@ -49,7 +47,6 @@ class StepStatistics:
         step_tokens: int,
         in_step_s: float,
     ) -> EngineStats:
-        ordered = self._ordered
         return EngineStats(
             queued=queued,
             queued_tokens=queued_tokens,
@@ -60,11 +57,7 @@ class StepStatistics:
             yielding_queued=yielding_queued,
             swapped=swapped,
             steps=self._steps,
-            step_p99_s=ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0,
+            step_p99_s=p99(self._ordered),
             in_step_s=in_step_s,
             rates=Rates(prefill_tokens_s=self._prefill_tokens_s, decode_step_s=self._decode_step_s),
         )
-
-
-def _average(old: float, new: float) -> float:
-    return new if old == 0.0 else (1 - _WEIGHT) * old + _WEIGHT * new

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
+from services.kv.cache_changes import CacheChanges
 from services.kv.prefix import CacheEvents, NullPrefixCache, PrefixCache
 
 
@@ -31,9 +32,7 @@ class LruPrefixCache:
         self._blocks: dict[bytes, int] = {}
         self._names: dict[int, bytes] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # not a dict: that takes ever longer to find its first key
-        self._stored: dict[bytes, None] = {}
-        self._removed: dict[bytes, None] = {}
-        self._hook: Callable[[], None] = _nothing
+        self._changes = CacheChanges()
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -53,8 +52,7 @@ class LruPrefixCache:
             known = self._blocks.setdefault(key, block)
             if known == block:
                 self._names[block] = key
-                self._announce()
-                self._stored[key] = None
+                self._changes.stored(key)
             kept.append(known)
         return kept
 
@@ -70,28 +68,14 @@ class LruPrefixCache:
         for block in victims:
             key = self._names.pop(block)
             del self._blocks[key]
-            self._announce()
-            if key in self._stored:
-                del self._stored[key]  # so what nobody drains is bounded by the blocks there are
-            else:
-                self._removed[key] = None
+            self._changes.removed(key)
         return victims
 
     def identities(self, blocks: Iterable[int]) -> list[bytes]:
         return [self._names[block] for block in blocks if block in self._names]
 
     def drain_events(self) -> CacheEvents:
-        events = CacheEvents(tuple(self._stored), tuple(key for key in self._removed if key not in self._stored))
-        self._stored, self._removed = {}, {}
-        return events
+        return self._changes.drain()
 
     def on_change(self, hook: Callable[[], None]) -> None:
-        self._hook = hook
-
-    def _announce(self) -> None:
-        if not self._stored and not self._removed:
-            self._hook()
-
-
-def _nothing() -> None:
-    """Until somebody wants to know."""
+        self._changes.hook = hook

@@ -26,12 +26,11 @@ class Canary:
     """`blocks`: of KV, as the statistics of its own iteration count them: several where the engine keeps several windows, none
     where they are taken after its end."""
 
-    blocks = 0
-
     def __init__(self, api: Api, llm: Llm, info: EngineInfo) -> None:
         self._api = api
         self._llm = llm
         self._eos = info.eos_ids
+        self.blocks = 0
 
     async def run(self, within: float) -> bool:
         """Whether it came back within `within` seconds. Raises what broke the engine."""

@@ -76,10 +76,10 @@ class Mirror:
         return self._published.identities(blocks)
 
     def drain_events(self) -> CacheEvents:
-        return self._published.drain()
+        return self._published.changes.drain()
 
     def on_change(self, hook: Callable[[], None]) -> None:
-        self._published.hook = hook
+        self._published.changes.hook = hook
 
     def insert(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> list[int | None]:
         return [None] * len(blocks)

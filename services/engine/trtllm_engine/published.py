@@ -1,25 +1,23 @@
 """What is published of the engine's cache: identities under small numbers, and what changed since it was asked for last.
 
-Knows neither events nor requests. Invariant: what was stored and removed between two looks is not told.
+Knows neither events nor requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from services.kv.prefix import CacheEvents
+from services.kv.cache_changes import CacheChanges
 
 
 class Published:
-    """`hook`: called when the first change since the last look comes."""
+    """`changes`: what came and went."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
         self._names: dict[int, bytes] = {}
         self._free: list[int] = []
-        self._stored: dict[bytes, None] = {}
-        self._removed: dict[bytes, None] = {}
-        self.hook: Callable[[], None] = _nothing
+        self.changes = CacheChanges()
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -30,18 +28,13 @@ class Published:
     def put(self, identity: bytes) -> None:
         number = self._free.pop() if self._free else len(self._numbers)
         self._numbers[identity], self._names[number] = number, identity
-        self._announce()
-        self._stored[identity] = None
+        self.changes.stored(identity)
 
     def drop(self, identity: bytes) -> None:
         number = self._numbers.pop(identity)
         del self._names[number]
         self._free.append(number)
-        self._announce()
-        if identity in self._stored:
-            del self._stored[identity]
-        else:
-            self._removed[identity] = None
+        self.changes.removed(identity)
 
     def clear(self) -> None:
         for identity in list(self._numbers):
@@ -57,16 +50,3 @@ class Published:
 
     def identities(self, blocks: Iterable[int]) -> list[bytes]:
         return [self._names[block] for block in blocks if block in self._names]
-
-    def drain(self) -> CacheEvents:
-        events = CacheEvents(tuple(self._stored), tuple(key for key in self._removed if key not in self._stored))
-        self._stored, self._removed = {}, {}
-        return events
-
-    def _announce(self) -> None:
-        if not self._stored and not self._removed:
-            self.hook()
-
-
-def _nothing() -> None:
-    """Until somebody wants to know."""

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.state import Rates
-
-_WINDOW = 512
-_WEIGHT = 0.1
+from services.engine.measured import WINDOW, average, p99
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class IterationStatistics:
     """p99 is over the last 512 iterations, in seconds; rates are exponential averages."""
 
     def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=_WINDOW)
+        self._seconds: deque[float] = deque(maxlen=WINDOW)
         self._prefill_tokens_s = 0.0
         self._decode_step_s = 0.0
         self.steps = 0
@@ -63,19 +61,14 @@ class IterationStatistics:
             return
         self._seconds.append(iteration.seconds)
         if iteration.context_tokens:
-            self._prefill_tokens_s = _average(self._prefill_tokens_s, iteration.context_tokens / iteration.seconds)
+            self._prefill_tokens_s = average(self._prefill_tokens_s, iteration.context_tokens / iteration.seconds)
         else:
-            self._decode_step_s = _average(self._decode_step_s, iteration.seconds)
+            self._decode_step_s = average(self._decode_step_s, iteration.seconds)
 
     @property
     def p99_s(self) -> float:
-        ordered = sorted(self._seconds)
-        return ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
+        return p99(sorted(self._seconds))
 
     @property
     def rates(self) -> Rates:
         return Rates(prefill_tokens_s=self._prefill_tokens_s, decode_step_s=self._decode_step_s)
-
-
-def _average(old: float, new: float) -> float:
-    return new if old == 0.0 else (1 - _WEIGHT) * old + _WEIGHT * new

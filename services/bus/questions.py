@@ -16,7 +16,7 @@ from services.bus.micro_endpoint import Answer, ServiceHandler
 Q = TypeVar("Q")
 
 
-class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
+class EmptyQuestion(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
 
@@ -29,7 +29,7 @@ def asks_nothing(handler: ServiceHandler) -> ServiceHandler:
     """A verb without a question: whoever sends one all the same means something that would not be done."""
 
     async def asked(msg: Msg) -> Answer:
-        read(msg.data, _Nothing)
+        read(msg.data, EmptyQuestion)
         return await handler(msg)
 
     return asked

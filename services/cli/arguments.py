@@ -34,11 +34,11 @@ def parser() -> argparse.ArgumentParser:
     chat.add_argument("prompt", nargs="*", help="one question; without it, a conversation")
     chat.add_argument("--model", help="the model to ask (the first that the server lists)")
     chat.add_argument("--max-tokens", type=int, metavar="N", help="end an answer after so many tokens")
-    chat.add_argument("--temperature", type=float, metavar="T")
-    chat.add_argument("--seed", type=int, metavar="N")
+    chat.add_argument("--temperature", type=float, metavar="T", help="0 = the likeliest token always (the model's own)")
+    chat.add_argument("--seed", type=int, metavar="N", help="the same seed and question give the same answer")
 
     worker = _service(commands, "worker", "run one worker", start.worker)
-    worker.add_argument("--role", type=Role, choices=list(Role), required=True)
+    worker.add_argument("--role", type=parse.role, metavar="|".join(Role), required=True, help="what it computes")
     _service(commands, "router", "run one router", start.router)
     _service(commands, "edge", "run one HTTP edge", start.edge)
 
@@ -83,13 +83,13 @@ def _key_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     )
 
     tenants = commands.add_parser("tenants", help="limits of tenants").add_subparsers(metavar="action", required=True)
-    limit = _command(tenants, "limit", "limit all keys of a tenant together", start.action("keys", "limit_tenant"))
+    limit = _command(tenants, "limit", "set the limits of all keys of a tenant together", start.action("keys", "limit_tenant"))
     limit.add_argument("tenant")
     _limit_flags(limit)
     _command(tenants, "list", "list the tenants that have limits", start.action("keys", "show_tenants"))
 
     accounts = commands.add_parser("accounts", help="limits of callers over NATS").add_subparsers(metavar="action", required=True)
-    told = _command(accounts, "limit", "say what an account's callers together may do", start.action("accounts", "limit"))
+    told = _command(accounts, "limit", "set what an account's callers together may do", start.action("accounts", "limit"))
     told.add_argument("account", help="a NATS account, or '*' for all that were told nothing")
     _rights_flags(told)
     _command(accounts, "forget", "treat an account as any other again", start.action("accounts", "forget")).add_argument(

@@ -30,7 +30,8 @@ def with_database(settings: Settings, work: Callable[[Database], Awaitable[T]]) 
     try:
         return asyncio.run(whole())
     except StoreUnavailable as error:
-        raise CommandError(f"{error.message} (edge.database_url)") from None
+        cause = f"{error.__cause__ or ''}".partition("\n")[0]
+        raise CommandError(f"{error.message} (edge.database_url{f': {cause}' if cause else ''})") from None
 
 
 def with_keys(settings: Settings, work: Callable[[SqlKeyStore], Awaitable[T]]) -> T:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import TypeVar
 
 from schemas.job import Tier
+from schemas.state import Role
 
 _LONGEST_S = 36_525 * 86_400
+Choice = TypeVar("Choice", Tier, Role)
 
 
 def processes(text: str) -> int:
@@ -30,10 +33,18 @@ def duration(text: str) -> float:
 
 
 def tier(text: str) -> Tier:
+    return _one_of(Tier, text)
+
+
+def role(text: str) -> Role:
+    return _one_of(Role, text)
+
+
+def _one_of(kind: type[Choice], text: str) -> Choice:
     try:
-        return Tier(text)
+        return kind(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(Tier)}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(kind)}") from None
 
 
 def _number(text: str, least: int, most: int) -> int:

@@ -9,6 +9,7 @@ first. It cannot cut a request that goes on: whoever stops it sees to it that re
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import resource
@@ -51,15 +52,17 @@ class Bounds:
 
 
 def free_port(host: str, port: int, setting: str = "PORT") -> int:
-    """`port`, or a free one for 0. Raises `PortInUse`, which names the `setting` to change; OSError if the host is not ours."""
+    """`port`, or a free one for 0. Raises `PortInUse`, which names the `setting` to change; OSError for an address not ours."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            text = f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it, or set HEADRACE_EDGE__{setting}"
-            raise PortInUse(text) from None
+            text = f"cannot listen on {host}:{port}: {error.strerror}"
+            if error.errno != errno.EADDRINUSE:
+                raise OSError(text) from None
+            raise PortInUse(f"{text}; stop what uses it, or set HEADRACE_EDGE__{setting}") from None
         return int(probe.getsockname()[1])
 
 

@@ -71,7 +71,8 @@ def _line(item: ErrorDetails) -> str:
     key = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         return f"unknown key {key}"
-    return f"{key}: {item['msg']}" if key else str(item["msg"]).removeprefix("Value error, ")
+    text = item["msg"].removeprefix("Value error, ")
+    return f"{key}: {text}" if key else text
 
 
 def _known(variable: str) -> bool:

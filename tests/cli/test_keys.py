@@ -101,6 +101,12 @@ def test_a_database_that_cannot_be_used(headrace: Shell, monkeypatch: pytest.Mon
     assert "edge.database_url" in headrace("keys", "list", code=2)
 
 
+def test_a_home_that_is_no_folder_is_named(headrace: Shell, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    (home / "file").touch()
+    monkeypatch.setenv("HEADRACE_HOME", str(home / "file"))
+    assert "(edge.database_url: [Errno " in headrace("keys", "list", code=1)
+
+
 def test_the_key_that_up_prints_stays_until_it_is_revoked(headrace: Shell, home: Path) -> None:
     settings = Settings(home=home)
     first = development_key(settings)

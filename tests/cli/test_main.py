@@ -110,6 +110,12 @@ def test_wrong_arguments_are_a_usage(arguments: list[str], capsys: pytest.Captur
     assert "usage: headrace" in capsys.readouterr().err
 
 
+def test_a_wrong_role_is_told_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["worker", "--role", "cook"])
+    assert "'cook' is none of prefill, decode, both" in capsys.readouterr().err
+
+
 def test_a_process_keeps_the_id_it_was_given_or_gets_one() -> None:
     given = parser().parse_args(["router", "--name", "r1", "--id", "r1-0k3v9x00abcde"])
     assert process_of(given) == "r1-0k3v9x00abcde"

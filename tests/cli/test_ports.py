@@ -21,6 +21,11 @@ def test_a_port_that_somebody_listens_on_is_not_free() -> None:
     assert not port_is_free("127.0.0.1", LAST_PORT + 1)
 
 
+def test_an_address_of_another_machine_is_told_apart_from_a_port_that_is_taken() -> None:
+    with pytest.raises(OSError, match=r"cannot listen on 203\.0\.113\.1:8000: Cannot assign"):
+        port_is_free("203.0.113.1", 8000)
+
+
 @pytest.mark.parametrize("count", [4, 10**6])
 def test_no_free_ports_is_said_and_not_tried_for_ever(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "port_is_free", lambda host, port: False)

@@ -57,7 +57,7 @@ def test_variables_win_over_the_file_and_the_file_over_defaults(monkeypatch: pyt
         ("HEADRACE_ROUTER__QUEUE_POLL_S", "1e300", "router.queue_poll_s"),
         ("HEADRACE_SCRIPTED__DECODE_STEP_S", "inf", "scripted.decode_step_s"),
         ("HEADRACE_CONFIG", "missing.toml", "there is no file missing.toml"),
-        ("HEADRACE_HOME", "~nobody-of-this-name/x", "home: "),
+        ("HEADRACE_HOME", "~nobody-of-this-name/x", "home: Could not determine"),
         ("HEADRACE_MODEL", "~nobody-of-this-name/x", "model: "),
         ("HEADRACE_MODELS", "a,~nobody-of-this-name/x", "models"),
         ("HEADRACE_MODELS", "[" * 20_000, "headrace.toml: "),

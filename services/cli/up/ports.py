@@ -6,6 +6,7 @@ choice and the start of the server nobody is given one by chance. Several are al
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Container
 from pathlib import Path
@@ -27,7 +28,7 @@ def free_port(host: str = _LOOPBACK) -> int:
 
 
 def free_ports(count: int, host: str = _LOOPBACK, avoid: Container[int] = ()) -> range:
-    """So many in a row, none of which is in `avoid`. Raises OSError when there are none."""
+    """So many in a row, none of which is in `avoid`. Raises OSError when there are none, or none on `host`."""
     below = int(_RANGE.read_text().split()[0]) if _RANGE.exists() else _HIGHEST
     random, firsts = SystemRandom(), range(_LOWEST, max(below, _LOWEST + _LEAST) - count + 1)
     for _ in range(_TRIES if firsts else 0):
@@ -39,8 +40,10 @@ def free_ports(count: int, host: str = _LOOPBACK, avoid: Container[int] = ()) ->
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now. A port in TIME_WAIT counts as free, as it does for servers; one beyond the last
-    is none."""
+    """Whether nobody listens there now. A port in TIME_WAIT counts as free, as it does for servers; one beyond the last is none.
+
+    Raises OSError where we could not listen all the same: the address is not this machine's, the port is for root only.
+    """
     if port > LAST_PORT:
         return False
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -48,6 +51,8 @@ def port_is_free(host: str, port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return False
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from None
         return True

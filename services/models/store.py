@@ -102,7 +102,7 @@ class ModelStore:
         """
         folder = self.path(name)
         if not folder.is_dir():
-            raise ModelError(f"there is no model {name!r} at {folder}; {self._hint()}")
+            raise ModelError(f"there is no model {name!r} at {folder}; {self._hint(name)}")
         return self.open_folder(folder, model_path(self._home, name).resolve().name, weights=weights)
 
     def open_folder(self, folder: Path, name: str, *, weights: bool = True) -> ModelFiles:
@@ -168,7 +168,9 @@ class ModelStore:
         except OSError as error:
             raise ModelError(f"cannot create {folder}: {error.strerror}; set HEADRACE_HOME to a folder of yours") from None
 
-    def _hint(self) -> str:
+    def _hint(self, name: str) -> str:
+        if name in self._catalog:
+            return "`headrace models pull` fetches it"
         return f"known models: {', '.join(sorted(self._catalog))}; or give a folder in Hugging Face layout"
 
 

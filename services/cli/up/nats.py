@@ -51,7 +51,9 @@ def write_config(plan: NatsPlan, passwords: Mapping[str, str], templates: Path =
     """Render infra/nats/ into the plan's folder; the path of the main file. Raises `CommandError` without templates."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFound
 
-    environment = Environment(loader=FileSystemLoader(templates), undefined=StrictUndefined, autoescape=False)
+    environment = Environment(
+        loader=FileSystemLoader(templates), undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True
+    )
     values = {
         "port": plan.port,
         "monitor_port": plan.monitor_port,

@@ -21,7 +21,7 @@ _FOLDER = Path(__file__).parent / "migrations"
 
 
 async def migrate(database: Database, patience: float = PATIENCE_S) -> None:
-    """Tries for `patience` seconds: another edge may be at it. Raises `StoreUnavailable`, at once where there is no way to it."""
+    """Tries for `patience` seconds: another edge may be at it. Raises `StoreUnavailable`, at once where waiting is of no use."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
     import alembic.command  # noqa: F401 - slow, so not inside the transaction
 
@@ -30,8 +30,9 @@ async def migrate(database: Database, patience: float = PATIENCE_S) -> None:
         try:
             return await _migrate(database, patience)
         except StoreUnavailable as error:
-            nowhere = isinstance(error.__cause__, OSError)  # no such folder, no right to it, nobody listens
-            if nowhere or asyncio.get_running_loop().time() > deadline:
+            cause = error.__cause__
+            hopeless = isinstance(cause, OSError) or type(cause) is sa.exc.DatabaseError  # no way to it; no database at all
+            if hopeless or asyncio.get_running_loop().time() > deadline:
                 raise
         await asyncio.sleep(_AGAIN_S)
 

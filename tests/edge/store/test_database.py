@@ -139,7 +139,8 @@ async def test_a_database_that_cannot_be_had_is_unavailable(tmp_path: Path) -> N
     (tmp_path / "edge.db").write_bytes(b"this is no database, and long enough for SQLite to see that" * 40)
     database = Database(database_url("", tmp_path))
     with pytest.raises(StoreUnavailable):
-        await migrate(database, 0.1)
+        async with asyncio.timeout(PATIENCE_S):
+            await migrate(database, 1e6)  # nothing is to be waited for
     await database.close()
 
 

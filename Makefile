@@ -70,18 +70,20 @@ $(VENV)/.local $(VENV)/.dev: $(INPUTS)
 else
 $(VENV)/.local: $(INPUTS)
 	@$(venv)
-	@echo "Installing Headrace into $(VENV): about 250 MB to download (190 MB of it PyTorch's CPU build), 1.1 GB on disk."
+	@echo "Installing Headrace into $(VENV): about 250 MB to download (190 MB of it PyTorch's CPU build$(cuda)), 1.1 GB on disk."
 	@$(install_local)
 
 $(VENV)/.dev: $(INPUTS)
 	@$(venv)
-	@echo "Installing Headrace and its test tools into $(VENV): about 370 MB to download (190 MB of it PyTorch's CPU build), 1.6 GB on disk."
+	@echo "Installing Headrace and its test tools into $(VENV): about 370 MB to download (190 MB of it PyTorch's CPU build$(cuda)), 1.6 GB on disk."
 	@$(install_dev)
 
 endif
 
-install_local = $(PIP) -e '.[local]' && rm -f $(VENV)/.installing && touch $(VENV)/.local
-install_dev = $(PIP) -e '.[dev]' && rm -f $(VENV)/.installing && touch $(VENV)/.local $(VENV)/.dev
+cuda = $(if $(TORCH_INDEX),,; several GB if pip knows only its CUDA build: see TORCH_INDEX in README.md)
+failed = { echo "Installing failed; what pip said is above. The next make begins anew." >&2; exit 1; }
+install_local = { $(PIP) -e '.[local]' || $(failed); } && rm -f $(VENV)/.installing && touch $(VENV)/.local
+install_dev = { $(PIP) -e '.[dev]' || $(failed); } && rm -f $(VENV)/.installing && touch $(VENV)/.local $(VENV)/.dev
 
 # Versions are asked for by running a Python: a name on the PATH may be a shim that runs nothing.
 suits = -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' >/dev/null 2>&1

@@ -22,6 +22,10 @@ class EdgeSettings(Section):
     `database_url` "" = a SQLite file in the home folder. `detached_jobs`: how many one edge holds at once; `detached_keep_s` and
     `detached_keep_mb`: how long, and how much all together, of those that ended is kept. `responses_keep_days`: how long stored
     responses are; `usage_keep_days`: how long the rows of the usage ledger, and what was spent of each day's and month's budgets.
+    `queue_deadline_s`, `first_token_deadline_s`, `total_deadline_s`: of a request, from its beginning. `submit_timeout_s`: for a
+    router's answer. `body_deadline_s`: for a request's body. `keep_alive_s`: between signs of life of a stream that waits.
+    `write_deadline_s`: for a client that takes nothing of its answer. `drain_timeout_s`: for open answers, after SIGTERM.
+    `default_max_tokens`: of a request that says none; unset = to the context's end. `max_stops`: stop strings of a request.
     `max_choices` bounds a request's `n`; `max_generated_tokens` what all its choices together may generate, if it has several;
     `max_prompt_logprobs` log-probabilities of one prompt, alternatives included;
     `price_per_compute_s`: what a second of compute costs, in any currency; unset = `usage` has no cost.

@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--nats-port", type=parse.port, default=0, metavar="PORT", help="the NATS port (a free one)")
     up.add_argument("--verbose", action="store_true", help="show everything the processes say, not only warnings")
 
-    chat = _command(commands, "chat", "talk to a running Headrace (HEADRACE_URL)", start.chat)
+    chat = _command(commands, "chat", "talk to a running Headrace (HEADRACE_URL, HEADRACE_API_KEY)", start.chat)
     chat.add_argument("prompt", nargs="*", help="one question; without it, a conversation")
     chat.add_argument("--model", help="the model to ask (the first that the server lists)")
     chat.add_argument("--max-tokens", type=int, metavar="N", help="end an answer after so many tokens")

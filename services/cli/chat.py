@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     url = _url()
     asked = {name: getattr(arguments, name) for name in ("max_tokens", "temperature", "seed")}
     try:
-        with httpx.Client(base_url=url, timeout=TIMEOUT) as http:
+        with httpx.Client(base_url=url, headers=_key(), timeout=TIMEOUT) as http:
             server = Server(http, arguments.model, {name: value for name, value in asked.items() if value is not None})
             if arguments.prompt:
                 show(server.answer([{"role": "user", "content": " ".join(arguments.prompt)}]))
@@ -114,6 +114,11 @@ def _url() -> httpx.URL:
     if url.scheme not in ("http", "https") or not url.host:
         raise CommandError(f"HEADRACE_URL is not an address: {text!r}; an example is {DEFAULT_URL}")
     return url
+
+
+def _key() -> dict[str, str]:
+    key = os.environ.get("HEADRACE_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _question(terminal: bool) -> str:

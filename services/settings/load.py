@@ -17,7 +17,7 @@ from services.settings.errors import SettingsError
 from services.settings.selection_check import check_selection
 from services.settings.settings import ENV_PREFIX, Settings, config_file
 
-_OTHER_VARIABLES = frozenset({"HEADRACE_CONFIG", "HEADRACE_URL"})
+_OTHER_VARIABLES = frozenset({"HEADRACE_CONFIG", "HEADRACE_URL", "HEADRACE_API_KEY"})
 
 
 def load() -> Settings:

@@ -18,9 +18,9 @@ class WorkerSettings(Section):
     `threads`: cores that one step uses at most, 0 = all there are. `machine_workers`: how many workers of this machine share its
     memory (and its cores, where the engine has no arbiter); `headrace up` tells them.
     `speculative_tokens`: guess so many tokens ahead of each sequence by prompt lookup, 0 = none.
-    `max_batch`: sequences that one step decodes at most. `step_tokens`, `step_target_s`: the most prompt tokens of a step, and how
-    long it shall take. `transfer`: what carries KV blocks (docs/transfer.md). `transfer_host`: where that listens;
-    `transfer_advertise`: the address that peers are told, when it is another one. `drain_timeout_s`: for what runs, after SIGTERM.
+    `max_batch`: sequences that one step decodes at most. `step_tokens`, `step_target_s`: the most prompt tokens of a step, and
+    how long it shall take. `transfer`: what carries KV blocks (docs/transfer.md). `transfer_host`: where that listens;
+    `transfer_advertise`: the address that peers are told, when another. `drain_timeout_s`: for what runs, after SIGTERM.
     `prefix_cache`: keep full KV blocks for prompts that begin alike, as long as nobody else needs the room.
     """
 

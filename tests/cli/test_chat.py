@@ -34,6 +34,7 @@ class FakeServer(ThreadingHTTPServer):
         self.tail = ["[DONE]"]
         self.hang = False
         self.asked: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
         self.left = threading.Event()
         """Set when a client went away in the middle of an answer."""
 
@@ -49,9 +50,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Quiet."""
 
     def do_GET(self) -> None:
+        self.server.keys.append(self.headers["Authorization"])
         self._answer(200, {"object": "list", "data": [{"id": "fake-model"}, {"id": "other"}]})
 
     def do_POST(self) -> None:
+        self.server.keys.append(self.headers["Authorization"])
         self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         if self.server.status != 200:
             self._answer(self.server.status, self.server.error)
@@ -121,6 +124,14 @@ def test_parameters_are_sent(server: FakeServer) -> None:
         "temperature": 0.0,
         "seed": 7,
     }
+
+
+def test_the_key_is_sent_where_there_is_one(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADRACE_API_KEY", raising=False)
+    assert main(["chat", "hi"]) == 0
+    monkeypatch.setenv("HEADRACE_API_KEY", "hr-key")
+    assert main(["chat", "hi"]) == 0
+    assert server.keys == [None, None, "Bearer hr-key", "Bearer hr-key"]
 
 
 def test_a_conversation_in_a_pipe_keeps_its_history(server: FakeServer) -> None:

@@ -156,6 +156,7 @@ def _taken_or_named() -> None:
         assert settings.served_names
 
 
-def test_the_url_of_the_chat_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_chat_goes_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("HEADRACE_API_KEY", "hr-key")
     load()

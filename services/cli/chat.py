@@ -117,7 +117,9 @@ def _url() -> httpx.URL:
 
 
 def _key() -> dict[str, str]:
-    key = os.environ.get("HEADRACE_API_KEY")
+    key = os.environ.get("HEADRACE_API_KEY", "")
+    if not key.isascii() or not key.isprintable():
+        raise CommandError("HEADRACE_API_KEY is no key: it has characters that none has")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

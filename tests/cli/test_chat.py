@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from services.cli.main import main
+from tests.cli.conftest import Shell
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
@@ -132,6 +133,12 @@ def test_the_key_is_sent_where_there_is_one(server: FakeServer, monkeypatch: pyt
     monkeypatch.setenv("HEADRACE_API_KEY", "hr-key")
     assert main(["chat", "hi"]) == 0
     assert server.keys == [None, None, "Bearer hr-key", "Bearer hr-key"]
+
+
+@pytest.mark.parametrize("key", ["ü", "a\nb"])
+def test_a_key_that_is_none(key: str, headrace: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEY", key)
+    assert "HEADRACE_API_KEY is no key" in headrace("chat", "hi", code=1)
 
 
 def test_a_conversation_in_a_pipe_keeps_its_history(server: FakeServer) -> None:

@@ -1,52 +1,47 @@
-"""A histogram whose records cost next to nothing: counts kept here, read by Prometheus when somebody looks.
+"""A histogram whose records cost next to nothing: one of prometheus_client for each set of labels, looked up here.
 
-OpenTelemetry's own checks and hashes the labels of every record, 5 to 10 µs each, and reads no counts that others keep; an engine
-step makes one, a request three. Thread-safe.
+OpenTelemetry's own checks and hashes the labels of every record, 5 to 10 µs each; an engine step makes one, a request three.
+Thread-safe.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping
-from itertools import accumulate
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from services.telemetry.names import Spec
 
 if TYPE_CHECKING:
-    from prometheus_client import Metric
+    import prometheus_client
 
 
 class Histogram:
     """As `opentelemetry.metrics.Histogram`. Whoever records gives the same labels in the same order."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, registry: prometheus_client.CollectorRegistry | None) -> None:
+        """Without a registry nothing is recorded."""
         self._spec = spec
+        self._registry = registry
         self._lock = Lock()
-        self._counts: dict[tuple[tuple[str, str], ...], list[int]] = {}
-        """Of each bucket alone; the last one has no bound."""
-        self._sums: dict[tuple[tuple[str, str], ...], float] = {}
+        self._parent: prometheus_client.Histogram | None = None
+        self._children: dict[tuple[tuple[str, str], ...], prometheus_client.Histogram] = {}
 
     def record(self, value: float, labels: Mapping[str, str] | None = None) -> None:
+        if self._registry is None:
+            return
         key = tuple(labels.items()) if labels else ()
-        with self._lock:
-            if key not in self._counts:
-                self._counts[key], self._sums[key] = [0] * (len(self._spec.buckets) + 1), 0.0
-            self._counts[key][bisect_left(self._spec.buckets, value)] += 1
-            self._sums[key] += value
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = self._child(dict(key), self._registry)
+        child.observe(value)
 
-    def family(self) -> Metric:
-        """What Prometheus is told: cumulative counts by upper bound, a value that equals the bound included."""
-        from prometheus_client import Metric
+    def _child(self, labels: Mapping[str, str], registry: prometheus_client.CollectorRegistry) -> prometheus_client.Histogram:
+        """Made with the first record: a histogram that has none says nothing."""
+        from prometheus_client import Histogram as Kept
 
         with self._lock:
-            recorded = [(dict(key), list(counts), self._sums[key]) for key, counts in self._counts.items()]
-        name = self._spec.name
-        told = Metric(name, self._spec.description, "histogram")
-        for labels, counts, total in recorded:
-            for bound, count in zip((*map(str, self._spec.buckets), "+Inf"), accumulate(counts), strict=True):
-                told.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
-            told.add_sample(f"{name}_count", labels, sum(counts))
-            told.add_sample(f"{name}_sum", labels, total)
-        return told
+            if self._parent is None:
+                spec = self._spec
+                self._parent = Kept(spec.name, spec.description, labels, buckets=spec.buckets, registry=registry)
+            return self._parent.labels(**labels) if labels else self._parent

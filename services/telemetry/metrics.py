@@ -1,12 +1,12 @@
 """The instruments of one process, made once and passed in. No global meter provider.
 
-What `Metrics.null()` keeps nobody sees. Of `Metrics.collecting(...)` the OpenTelemetry SDK reads gauges and counters, and
-Prometheus reads histograms; the text needs the `edge` extra, which is imported only there.
+`Metrics.null()` records nothing. Of `Metrics.collecting(...)` the OpenTelemetry SDK reads gauges and counters, prometheus_client
+keeps the histograms; the text needs the `edge` extra, which is imported only there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeterProvider, Observation
@@ -17,7 +17,7 @@ from services.telemetry.names import Spec
 from services.telemetry.tally import Tally
 
 if TYPE_CHECKING:
-    from prometheus_client import Metric
+    from prometheus_client import CollectorRegistry
 
 Labels = Mapping[str, str]
 _SCOPE = "headrace"
@@ -29,10 +29,9 @@ class Metrics:
     Gauges are read when somebody looks: `metrics.gauge(names.KV_BLOCKS_USED, lambda: pool.used)`.
     """
 
-    def __init__(self, meter: Meter, text: Callable[[], bytes] | None = None) -> None:
+    def __init__(self, meter: Meter, registry: CollectorRegistry | None = None) -> None:
         self._meter = meter
-        self._text = text
-        self.histograms: list[Histogram] = []
+        self._registry = registry
         self.time_to_first_token = self._histogram(names.TIME_TO_FIRST_TOKEN)
         self.time_per_output_token = self._histogram(names.TIME_PER_OUTPUT_TOKEN)
         self.e2e_request_latency = self._histogram(names.E2E_REQUEST_LATENCY)
@@ -78,17 +77,16 @@ class Metrics:
 
         try:
             from opentelemetry.exporter.prometheus import PrometheusMetricReader
-            from prometheus_client import CollectorRegistry, generate_latest
+            from prometheus_client import CollectorRegistry, disable_created_metrics
         except ImportError:
             return cls.null()
 
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second time series for each, which nobody reads
         registry = CollectorRegistry()
         reader = PrometheusMetricReader(registry=registry, scope_info_enabled=False)
         resource = Resource({"service.name": "headrace", "service.instance.id": process})
         provider = MeterProvider(metric_readers=[reader], resource=resource, shutdown_on_exit=False)
-        metrics = cls(provider.get_meter(_SCOPE), lambda: generate_latest(registry))
-        registry.register(_Collector(metrics.histograms))
-        return metrics
+        return cls(provider.get_meter(_SCOPE), registry)
 
     def gauge(self, spec: Spec, read: Callable[[], float], labels: Labels | None = None) -> None:
         """`read()` is called whenever the metrics are collected; possibly from another thread."""
@@ -101,23 +99,14 @@ class Metrics:
 
     def prometheus_text(self) -> bytes:
         """The Prometheus text exposition format (version 0.0.4); empty when nothing is recorded."""
-        return self._text() if self._text is not None else b""
+        if self._registry is None:
+            return b""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self._registry)
 
     def _counter(self, spec: Spec) -> Tally:
         return Tally(self._meter, spec)
 
     def _histogram(self, spec: Spec) -> Histogram:
-        made = Histogram(spec)
-        self.histograms.append(made)
-        return made
-
-
-class _Collector:
-    """What Prometheus' registry asks for histograms. One that was never recorded says nothing, as OpenTelemetry's."""
-
-    def __init__(self, histograms: Sequence[Histogram]) -> None:
-        self._histograms = histograms
-
-    def collect(self) -> Iterable[Metric]:
-        told = [histogram.family() for histogram in self._histograms]
-        return [metric for metric in told if metric.samples]
+        return Histogram(spec, self._registry)

@@ -8,9 +8,11 @@ is never larger than a message may be.
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 _LONGEST_MESSAGE, _LONGEST_PARAM = 1000, 200
+_TELL_WHEN = (429, 503)
 
 
 class HeadraceError(Exception):
@@ -26,6 +28,13 @@ class HeadraceError(Exception):
         self.message = _cut(message, _LONGEST_MESSAGE)
         self.param = None if param is None else _cut(param, _LONGEST_PARAM)
         self.retry_after = retry_after
+
+    @property
+    def wait(self) -> int | None:
+        """The header `Retry-After`: whole seconds, None = not told. A 429 or 503 always tells, whoever raised it."""
+        if self.retry_after is None:
+            return 1 if self.status in _TELL_WHEN else None
+        return max(1, math.ceil(self.retry_after))
 
 
 def _cut(text: str, most: int) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -164,8 +163,8 @@ class Service:
             "Nats-Service-Error": " ".join(text.split()),
             "Nats-Service-Error-Code": str(error.status),
         }
-        if error.retry_after is not None:
-            headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+        if error.wait is not None:
+            headers["Retry-After"] = str(error.wait)
         body = {"error": {"message": text, "type": error.type, "code": error.code, "param": param}}
         self._respond(msg, encode_json(body), headers)
 

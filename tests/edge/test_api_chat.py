@@ -156,6 +156,8 @@ async def test_refused_before_the_first_byte_is_a_status() -> None:
         assert response.headers["content-type"] == "application/json"
     api.jobs.scripts = [Script(refuse=PayloadTooLarge("too large"))]
     assert (await api.post()).status_code == 413
+    api.jobs.scripts = [Script(error=Overloaded("The engine ended."))]
+    assert (await api.post()).headers["retry-after"] == "1"
 
 
 async def test_a_failure_after_the_first_byte_is_an_event_and_then_done() -> None:

@@ -5,7 +5,6 @@ Source: the OpenAI API reference, "Error codes"; openai-python reads `error.mess
 
 from __future__ import annotations
 
-import math
 from http import HTTPStatus
 
 import msgspec
@@ -33,8 +32,8 @@ def envelope(error: HeadraceError) -> bytes:
 
 def error_response(error: HeadraceError) -> Response:
     headers = {}
-    if error.retry_after is not None:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+    if error.wait is not None:
+        headers["retry-after"] = str(error.wait)
     if error.status == HTTPStatus.TOO_MANY_REQUESTS and not error.retryable:
         headers["x-should-retry"] = "false"  # the official SDKs would try again otherwise
     return Response(envelope(error), error.status, headers, "application/json")

@@ -61,6 +61,8 @@ class Script:
     finish: FinishReason | None = FinishReason.STOP
     error: HeadraceError | None = None
     refuse: HeadraceError | None = None
+    began: bool = True
+    """Whether a worker takes it."""
     admit: asyncio.Event | None = None
     go: asyncio.Event | None = None
     finish_with_last: bool = True
@@ -94,6 +96,7 @@ class FakeHandle:
         self.draft = draft
         self.id = f"{next(self._ids):032x}"
         self.cached_tokens = 0
+        self.began = script.began
         self.compute_s = 0.25
         self.explanation = told(script.explanation, draft.explain)
         self.done = False

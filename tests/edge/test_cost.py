@@ -85,6 +85,21 @@ async def test_of_an_answer_whose_client_left(api: Api, stream: bool) -> None:
     assert metric(api) == [f'headrace_cost_total{{model="{MODEL}",tenant="acme"}} {COST}']
 
 
+async def test_of_one_whose_client_left_while_it_waited(api: Api) -> None:
+    """Nobody began it: it used nothing of what it was promised, and costs nothing."""
+    key = api.keys.make(limits=Limits(tokens_per_day=1000))
+    api.jobs.default = Script(began=False, finish=None)
+    leaving = asyncio.create_task(ask(api, PATH, key, body=CHAT | {"stream": True, "max_tokens": 400}))
+    await until(lambda: api.jobs.handles and api.jobs.handles[0].waiting.is_set())
+    api.jobs.handles[0].compute_s = 0.0
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    used = await booked(api)
+    assert (used.tokens, used.cost) == (0, 0.0)
+    await until(lambda: not sum(purse.promised for purse in api.budgets._purses.values()))
+    assert not sum(api.usage.spent.values())
+
+
 @pytest.mark.parametrize("steps", [[], [byte_ids("a")]])
 async def test_of_one_that_failed(api: Api, steps: list[list[int]]) -> None:
     """Before its first token it costs nothing."""

@@ -27,6 +27,7 @@ async def test_while_submitted(cluster: Cluster) -> None:
         await handle.next(PATIENCE_S)
     await until(lambda: cluster.cancels)
     await until(lambda: len(cluster.edge) == 0)
+    assert not handle.began
     cluster.own(PREFILL, job, 1)
     await until(lambda: cluster.cancelled(PREFILL, 1))
     assert len(cluster.jobs) == 1

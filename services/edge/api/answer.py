@@ -116,7 +116,8 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        handle, prompt = self._handle, self._prompt_tokens
+        """A job that nobody began used nothing, not even its prompt."""
+        handle, prompt = self._handle, self._prompt_tokens if self._handle.began else 0
         return Usage(prompt, self._completion_tokens, min(handle.cached_tokens, prompt), handle.compute_s, self._price)
 
     @property

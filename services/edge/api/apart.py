@@ -58,6 +58,10 @@ class Apart:
         return self._handles[0].explanation
 
     @property
+    def began(self) -> bool:
+        return any(handle.began for handle in self._handles)
+
+    @property
     def cached_tokens(self) -> int:
         """Of the prompt, which is counted once: what not even one job had to compute."""
         return min(handle.cached_tokens for handle in self._handles)

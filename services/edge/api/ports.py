@@ -27,6 +27,9 @@ class Handle(Protocol):
     def explanation(self) -> Explanation | None: ...
 
     @property
+    def began(self) -> bool: ...
+
+    @property
     def cached_tokens(self) -> int: ...
 
     @property

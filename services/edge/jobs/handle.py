@@ -47,6 +47,11 @@ class JobHandle:
         return self._job.explanation
 
     @property
+    def began(self) -> bool:
+        """A worker has taken it: from here on it computes."""
+        return self._job.owned
+
+    @property
     def cached_tokens(self) -> int:
         """Prompt tokens that the first attempt did not compute, as far as is known."""
         return self._job.cached_tokens or 0

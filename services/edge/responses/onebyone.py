@@ -42,6 +42,11 @@ class OneByOne:
         """Nobody waits for where it was placed."""
 
     @property
+    def began(self) -> bool:
+        """Whoever reads it to its end reads what was computed."""
+        return True
+
+    @property
     def cached_tokens(self) -> int:
         return self._reader.cached_tokens
 

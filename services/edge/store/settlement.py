@@ -25,14 +25,14 @@ from services.edge.store.usage import book
 async def settle(connection: AsyncConnection, ended: Sequence[str]) -> list[Entry]:
     """Book these jobs with the tokens that are in their rows; what was booked now, and not before.
 
-    One that failed before its first token used nothing, nor did one that has no bill.
+    One that nobody began used nothing, nor did one that failed before its first token, or has no bill.
     """
     if not ended:
         return []
     bills: dict[str, Bill] = {}
     entries: list[Entry] = []
     for row in await _rows(connection, ended):
-        if row.completion_tokens or row.state != JobState.FAILED:
+        if row.completion_tokens or (row.owned and row.state != JobState.FAILED):
             bill = bills[row.job] = msgspec.json.decode(row.bill, type=Bill)
             used = bill.used(row.job, row.completion_tokens, row.cached_tokens or 0, row.compute_s)
             entries.append(Entry(row.tenant, bill.key, used))
@@ -44,7 +44,7 @@ async def settle(connection: AsyncConnection, ended: Sequence[str]) -> list[Entr
 
 async def _rows(connection: AsyncConnection, ended: Sequence[str]) -> Sequence[Any]:
     count = sa.select(sa.func.coalesce(sa.func.sum(tokens.c.count), 0)).where(tokens.c.job == jobs.c.job).scalar_subquery()
-    columns = (jobs.c.job, jobs.c.tenant, jobs.c.state, jobs.c.bill, jobs.c.cached_tokens, jobs.c.compute_s)
+    columns = (jobs.c.job, jobs.c.tenant, jobs.c.state, jobs.c.owned, jobs.c.bill, jobs.c.cached_tokens, jobs.c.compute_s)
     query = sa.select(*columns, count.label("completion_tokens")).where(jobs.c.job.in_(ended), jobs.c.bill.is_not(None))
     return (await connection.execute(query)).all()
 

@@ -115,6 +115,14 @@ async def test_who_failed_before_the_first_token_pays_nothing(database: Database
     assert [(row["job"], row["completion_tokens"]) for row in await ledger(database)] == [(OTHER, 3)]
 
 
+async def test_who_is_cancelled_before_anybody_began_pays_nothing(database: Database, store: SqlJobStore) -> None:
+    cancelled = End(JobState.CANCELLED)
+    await create(store)
+    await create(store, OTHER)
+    await store.checkpoint(E1, [end(end=cancelled), end(end=cancelled, job=OTHER, facts=Facts(owned=True))], LEASE_S)
+    assert [(row["job"], row["prompt_tokens"]) for row in await ledger(database)] == [(OTHER, 10)]
+
+
 async def test_a_deleted_row_is_booked_before(database: Database, store: SqlJobStore) -> None:
     await create(store)
     await store.checkpoint(E1, [Checkpoint(JOB, Facts(), (chunk(0, 1, 2),))], LEASE_S)
@@ -158,6 +166,7 @@ async def test_a_holder_and_who_deletes_it_do_not_wait_for_each_other_in_a_circl
     names = [f"{number:032x}" for number in range(30)]
     for name in names:
         await create(store, name)
+    await store.checkpoint(E1, [Checkpoint(name, Facts(owned=True)) for name in names], LEASE_S)
     await asyncio.gather(
         *(store.checkpoint(E1, [end(1, job=name)], LEASE_S) for name in names), *(store.delete(name, "acme") for name in names)
     )

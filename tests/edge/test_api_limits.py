@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from schemas.errors import JobFailed, Overloaded
+from schemas.reply import FinishReason
 from schemas.state import Capabilities
 from services.clock import SystemClock
 from services.edge.gate.limits import Limits
+from services.edge.jobs.draft import Delta
 from tests.edge.fakes import MODEL, Api, Script, says
 from tests.edge.test_api_keys import CHAT, ask
 from tests.waiting import PATIENCE_S
@@ -140,6 +142,23 @@ async def test_without_limits_the_headers_say_so(path: str, body: dict[str, obje
     for kind in ("requests", "tokens"):
         told = [answer.headers[f"x-ratelimit-{name}-{kind}"] for name in ("limit", "remaining", "reset")]
         assert told == ["2147483647", "2147483647", "0ms"]
+
+
+@pytest.mark.parametrize("field", ["output_tokens", "tokens_per_minute", "tokens_per_day", "tokens_per_month"])
+@pytest.mark.parametrize("n", [1, 2])
+async def test_who_does_not_say_how_long_an_answer_may_be_gets_what_fits(field: str, n: int) -> None:
+    """SDKs send no `max_tokens` by themselves: a context that is longer than a limit must not refuse all they ask."""
+    api = Api()
+    api.jobs.capabilities = Capabilities(seed=True, n=True)
+    api.jobs.default = Script(deltas=[[Delta(choice, [], FinishReason.STOP) for choice in range(n)]])
+    keeping = asyncio.create_task(api.budgets.run())
+    for limits in ({"limits": Limits(**{field: 100})}, {"tenant_limits": Limits(**{field: 100})}):
+        key = api.keys.make(tenant=f"tenant{len(api.keys.records)}", **limits)
+        assert (await ask(api, PATH, key, body=CHAT | {"n": n, "max_tokens": 101})).status_code == 400
+        assert (await ask(api, PATH, key, body=CHAT | {"n": n})).status_code == 200
+        prompt = 0 if field == "output_tokens" else api.jobs.draft.prompt_tokens
+        assert api.jobs.draft.sampling.max_tokens == (100 - prompt) // n
+    keeping.cancel()
 
 
 async def test_a_prompt_over_the_limit_is_told_by_its_own_name() -> None:

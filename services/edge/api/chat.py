@@ -85,7 +85,7 @@ async def _begin(by: Asking, read: _Read, turn: Turn, asked: ChatRequest) -> Beg
         await served.text.must_compile(calling, "tools")
         grammar = calling
     ids = await served.text.encode(read.messages, tools.functions if tools else (), read.variables)
-    most = asked.max_completion_tokens or asked.max_tokens or served.settings.default_max_tokens
+    most = asked.max_completion_tokens or asked.max_tokens
     job = turn.draft(draft(served, by.caller, asked, card, ids, most=most, grammar=grammar))
     reservation = await reserve(served, by.caller, [job])
     with reservation.undone_on_failure():

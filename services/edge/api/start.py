@@ -32,11 +32,12 @@ def draft(
     grammar: Grammar | None = None,
     param: str = "messages",
 ) -> Draft:
-    """`most`: tokens to generate at most, None = to the context's end; `param`: the field that the prompt came from.
+    """`most`: tokens to generate at most, None = the request does not say; `param`: the field that the prompt came from.
 
     Raises `InvalidRequest`.
     """
     settings = served.settings
+    most = most or _usual_most(served, caller, len(ids), asked.n or 1)
     must_be_scorable(asked, len(ids), settings.max_prompt_logprobs)
     limit = max_tokens(most, len(ids), card.context_length, param=param)
     return Draft(
@@ -50,6 +51,13 @@ def draft(
         explain=caller.explain,
         n=choices(asked, limit, settings, _room(card, len(ids))),
     )
+
+
+def _usual_most(served: Served, caller: Caller, prompt_tokens: int, n: int) -> int | None:
+    """Tokens of each choice: what the settings say, and no more than can ever fit into the caller's limits."""
+    longest = caller.longest_answer(prompt_tokens)
+    fits = None if longest is None else max(1, longest // n)
+    return min((most for most in (served.settings.default_max_tokens, fits) if most is not None), default=None)
 
 
 def _room(card: ModelCard, prompt_tokens: int) -> int | None:

@@ -1,4 +1,4 @@
-"""What one key, or one tenant, may use in a minute, a day, a month and at once, and how large a request may be. Values only."""
+"""What one key, or one tenant, may use in a minute, a day, a month and at once, and how large a request may be. Pure."""
 
 from __future__ import annotations
 
@@ -25,3 +25,10 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, forb
 
 
 NONE = Limits()
+
+
+def longest_answer(limits: Limits, prompt_tokens: int) -> int | None:
+    """That can ever be given to such a prompt, in tokens; None = any."""
+    whole = (limits.tokens_per_minute, limits.tokens_per_day, limits.tokens_per_month)
+    rooms = [most - prompt_tokens for most in whole if most is not None]
+    return min(rooms if limits.output_tokens is None else [*rooms, limits.output_tokens], default=None)

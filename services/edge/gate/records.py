@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from schemas.job import Tier
-from services.edge.gate.limits import NONE, Limits
+from services.edge.gate.limits import NONE, Limits, longest_answer
 from services.edge.jobs.explained import Explain
 from services.edge.tenant import Tenant
 
@@ -68,6 +68,11 @@ class Caller:
     limits: Limits = NONE
     tenant_limits: Limits = NONE
     explain: Explain = Explain.NOTHING
+
+    def longest_answer(self, prompt_tokens: int) -> int | None:
+        """As `limits.longest_answer`, by the limits of the key and of its tenant."""
+        each = (longest_answer(limits, prompt_tokens) for limits in (self.limits, self.tenant_limits))
+        return min((most for most in each if most is not None), default=None)
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models

@@ -54,8 +54,8 @@ async def prepare(turn: Turn, caller: Caller, asked: ResponsesRequest, items: Se
         grammar = calling
     variables = read_variables(asked.chat_template_kwargs)
     ids = await served.text.encode(_messages(asked, items), tools.functions if tools else (), variables)
-    most = asked.max_output_tokens or served.settings.default_max_tokens
-    return Prepared(turn.draft(draft(served, caller, asked, card, ids, most=most, grammar=grammar, param="input")), tools)
+    job = draft(served, caller, asked, card, ids, most=asked.max_output_tokens, grammar=grammar, param="input")
+    return Prepared(turn.draft(job), tools)
 
 
 def begin(served: Served, prepared: Prepared, handle: Handle | None = None) -> AnyAnswer:

@@ -163,7 +163,7 @@ async def test_one_that_never_was_is_not_booked(database: Database, store: SqlJo
 
 async def test_a_holder_and_who_deletes_it_do_not_wait_for_each_other_in_a_circle(database: Database, store: SqlJobStore) -> None:
     await exchange(database, want=1)
-    names = [f"{number:032x}" for number in range(30)]
+    names = [f"{number:032x}" for number in range(10)]
     for name in names:
         await create(store, name)
     await store.checkpoint(E1, [Checkpoint(name, Facts(owned=True)) for name in names], LEASE_S)

@@ -44,7 +44,7 @@ def test_verbose_shows_everything(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("lines", "last"),
-    [([INFO, WARNING, INFO], "headrace.bus the connection to NATS is lost"), ([WARNING, FOREIGN, ""], FOREIGN), ([INFO], "")],
+    [([INFO, WARNING, INFO], "the connection to NATS is lost"), ([WARNING, FOREIGN, ""], FOREIGN), ([INFO], "")],
 )
 def test_last_words_tell_why(tmp_path: Path, lines: list[str], last: str) -> None:
     with output(tmp_path, "d1", []) as one:

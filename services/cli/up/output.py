@@ -15,6 +15,7 @@ MAX_SHOWN = 400
 """Characters of a line on the terminal; the file has all of it."""
 _OURS = re.compile(r"^\S+Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) \S+ (.*)")
 _NATS = re.compile(r"^\[\d+\] \S+ \S+ \[(TRC|DBG|INF|WRN|ERR|FTL)\] (.*)")
+_LOGGER = re.compile(r"^headrace\.\S+ ")
 _SHOWN = frozenset({"WARNING", "ERROR", "CRITICAL", "ERR", "FTL"})
 """nats-server's WRN is left out: it warns of plain-text passwords in a file that only its owner may read."""
 
@@ -56,7 +57,7 @@ class Output:
         self._verbose = verbose
         self._complained = False
         self.last_words = ""
-        """The latest line that may tell why it died: a complaint, or one that is in no known format."""
+        """The latest line that may tell why it died, without its logger: a complaint, or one that is in no known format."""
 
     @property
     def path(self) -> Path:
@@ -67,7 +68,7 @@ class Output:
         known = _OURS.match(line) or _NATS.match(line)
         level, text = known.groups() if known else ("", line)
         if text.strip() and (not known or level in _SHOWN):
-            self.last_words = shorten(text.strip())
+            self.last_words = shorten(_LOGGER.sub("", text.strip()))
         if self._verbose or level in _SHOWN:
             self._say(shorten(f"{self._name}: {level} {text}" if level else f"{self._name}: {text}"))
 

@@ -68,7 +68,7 @@ def open_bucket(settings: StoreSettings) -> ObjectStore:
     try:
         from obstore.store import LocalStore, from_url
     except ImportError:
-        raise ModelError("store.url needs the library of the extra headrace[store]: install it") from None
+        raise ModelError("store.url needs the extra 'store' (in a checkout: pip install -e '.[store]')") from None
     parts = urlsplit(settings.url)
     if parts.scheme in ("", "file"):
         folder = Path(unquote(parts.path))

@@ -65,7 +65,7 @@ def database_url(configured: str, home: Path) -> URL:
     if kind not in _DRIVERS:
         raise SettingsError(f"edge.database_url: {kind} is not supported, only {' and '.join(_DRIVERS)}")
     if kind == "postgresql" and find_spec("asyncpg") is None:
-        raise SettingsError("edge.database_url: PostgreSQL needs the extra 'postgres' (pip install 'headrace[postgres]')")
+        raise SettingsError("edge.database_url: PostgreSQL is the extra 'postgres' (in a checkout: pip install -e '.[postgres]')")
     if kind == "sqlite" and (not url.database or url.database == ":memory:" or url.database.startswith("file:")):
         raise SettingsError("edge.database_url: SQLite needs the path of a file, sqlite:////path/to/edge.db")
     for option in url.query.keys() - _options(kind):

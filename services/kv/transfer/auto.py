@@ -55,7 +55,7 @@ async def open_carriers(server: SocketTransferServer, kind: TransferKind, agent:
 def nixl_agent(kind: TransferKind) -> NixlAgent | None:
     """An agent where NIXL is wanted and installed; it loads when it is used. Raises SettingsError: wanted, not installed."""
     if kind == "nixl" and not installed():
-        raise SettingsError("worker.transfer: nixl is not installed; pip install 'headrace[nixl]'")
+        raise SettingsError("worker.transfer: nixl is the extra 'nixl' (in a checkout: pip install -e '.[nixl]')")
     return NixlAgent() if kind == "nixl" or (kind == "auto" and installed()) else None
 
 

@@ -47,6 +47,12 @@ def binary() -> str:
     return found
 
 
+def environment(environ: Mapping[str, str], cores: int) -> dict[str, str]:
+    """What the server is started in, on a host of so many cores that it shares with all others. Its threads look for work and
+    wake each other: with one a core that takes a quarter of its time. A GOMAXPROCS that somebody set stands."""
+    return {"GOMAXPROCS": str(max(1, cores // 4)), **environ}
+
+
 def write_config(plan: NatsPlan, passwords: Mapping[str, str], templates: Path = TEMPLATES) -> Path:
     """Render infra/nats/ into the plan's folder; the path of the main file. Raises `CommandError` without templates."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFound

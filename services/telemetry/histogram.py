@@ -1,6 +1,6 @@
 """A histogram whose records cost next to nothing: one of prometheus_client for each set of labels, looked up here.
 
-OpenTelemetry's own checks and hashes the labels of every record, 5 to 10 µs each; an engine step makes one, a request three.
+OpenTelemetry's own checks and hashes the labels of every record, 5 to 10 µs each; an engine step makes one, a request four.
 Thread-safe.
 """
 

@@ -20,8 +20,8 @@ _HALF = re.compile("[\ud800-\udfff]")
 _HEAD_MOST = 1024
 """Characters within which the usual order, name before arguments, is looked for. Any other object is read at its end."""
 _NEVER = "<;"
-"""Outside of strings JSON never has these, nor what a model takes for JSON. Before one the object ends, though braces may miss:
-neither a closing tag nor the next call becomes a part of it."""
+"""Outside of strings JSON never has these, nor what a model takes for JSON. Before one the object ends, closed or not: neither a
+closing tag nor the next call becomes a part of it."""
 
 
 class CallReader:

@@ -128,6 +128,19 @@ async def test_the_sdk_resumes(api: ResponsesApi) -> None:
         assert text == "hello" == (await client.responses.retrieve(name)).output_text
 
 
+async def test_the_helper_of_the_sdk_resumes(api: ResponsesApi) -> None:
+    """It builds the response of the events; text and calls in their order."""
+    api.detached.default = says(*f"I look.\n{CALL}\nbye")
+    async with api.sdk() as client:
+        made = await client.responses.create(model=MODEL, input="hi", background=True, tools=[WEATHER])  # type: ignore[list-item]
+        async with client.responses.stream(response_id=made.id, starting_after=6) as stream:
+            numbers = [event.sequence_number async for event in stream]
+            final = await stream.get_final_response()
+    assert numbers == list(range(7, 7 + len(numbers)))
+    assert [item.type for item in final.output] == ["message", "function_call", "message"]
+    assert final.output_text == "I look.bye"
+
+
 async def test_cancelled(api: ResponsesApi) -> None:
     api.detached.default = waits()
     made = (await api.respond(background=True)).json()

@@ -24,7 +24,7 @@ from bench.routing_world.plot import plot
 from bench.routing_world.settings import Limits, World
 from bench.routing_world.trace import Row, read
 
-MAY_BE_ZERO = ("prefill_cache", "step_per_sequence")
+MAY_BE_ZERO = ("prefill_cache", "step_per_sequence", "shorter_share")
 LOADS = (0.5, 0.75, 0.9, 1.0, 1.25, 1.5)
 
 

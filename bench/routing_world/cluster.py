@@ -26,7 +26,7 @@ class Policy(Protocol):
     def arrive(self, job: SimJob) -> None: ...
 
     def overtook(self, job: SimJob) -> None:
-        """A prefill worker begins with `job` before it ended what it was at."""
+        """The prefill worker of `job` computes something else than before, and has not ended it."""
         ...
 
     def freed(self, job: SimJob) -> None:

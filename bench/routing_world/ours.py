@@ -196,7 +196,7 @@ class Ours:
                 self.cluster.block,
                 10**9,
                 queued=len(worker.queue),
-                running=int(worker.busy is not None),
+                running=worker.runs - len(worker.queue),
                 prefill_tokens=max(0, int(world.queue_step * worker.rate - worker.queued_tokens)),
                 free_at=now + work,
                 yield_s=work - worker.work(now, urgent=True),

@@ -11,6 +11,8 @@ class World:
 
     `step_target`: a decode worker that prefills a prompt's tail beside its batch cuts it so that no step takes longer.
     `queue_step`: seconds of work that a prefill worker takes in a step, and queues at most behind another prompt.
+    `shorter_share`: what much shorter prompts get of each step while a long one has its turn; Headrace's engine gives them 0.75,
+    in the world of issue 5 prompts are computed in turn, whoever's workers they are.
     """
 
     prefill_workers: int = 8
@@ -23,6 +25,7 @@ class World:
     decode_kv: int = 600_000
     step_target: float = 0.045
     queue_step: float = 0.06
+    shorter_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from heapq import heappop, heappush
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -67,7 +69,7 @@ def test_every_job_ends(policy: str) -> None:
     jobs = cluster.run(rows(300), load=3.0)
     assert all(job.refused != (job.finished >= 0) for job in jobs)
     assert all(worker.running == 0 and worker.held == 0 and not worker.waiting for worker in cluster.decode)
-    assert all(not worker.queue and worker.busy is None for worker in cluster.prefill)
+    assert all(worker.runs == 0 for worker in cluster.prefill)
     assert cluster.assigned == cluster.coming_tokens == [0, 0]
 
 
@@ -92,25 +94,50 @@ def test_a_full_batch_makes_others_wait_for_their_first_token() -> None:
     assert sorted(job.ttft for job in jobs)[-1] == pytest.approx(10 * 0.0152, abs=1e-3)
 
 
-def test_an_urgent_prompt_waits_for_the_step_in_progress_only() -> None:
+def a_worker(world: World) -> tuple[PrefillWorker, Callable[[], list[tuple[int, float]]]]:
+    """And who ends there when, from now on, by number."""
+    events: list[tuple[float, int, Callable[[], None]]] = []
     ended: list[tuple[int, float]] = []
-    events: list[tuple[float, Callable[[], None]]] = []
-    worker = PrefillWorker(
-        "p", World(), 100, 512, lambda when, call: events.append((when, call)), lambda _: None, lambda _: None, None
-    )
+    order = count()
+
+    def play() -> list[tuple[int, float]]:
+        while events:
+            when, _, call = heappop(events)
+            now[0] = when
+            call()
+        return ended
+
+    now = [0.0]
+
+    def at(when: float, call: Callable[[], None]) -> None:
+        heappush(events, (when, next(order), call))
+
+    def done(job: SimJob) -> None:
+        ended.append((job.number, round(now[0], 6)))
+
+    return PrefillWorker("p", world, 100, 512, at, done, lambda _: None, None), play
+
+
+def test_an_urgent_prompt_waits_for_the_step_in_progress_only() -> None:
+    worker, play = a_worker(World())
     long, urgent = (SimJob(row, 0.0, n, urgent=bool(n)) for n, row in enumerate(rows(1, prompt=20_000) + rows(1, prompt=4_000)))
     worker.submit(long, 0.0)
     urgent.placed_uncached = 4_000
     worker.submit(urgent, 0.1)
     assert worker.work(0.1, urgent=True) == pytest.approx(0.06 + 0.2), "a step, and the other urgent one"
-    while events:
-        events.sort(key=lambda event: event[0])
-        when, call = events.pop(0)
-        busy = worker.busy
-        call()
-        if busy is not None and worker.busy is not busy and not worker._left.get(busy):
-            ended.append((busy.number, round(when, 6)))
-    assert ended == [(1, 0.32), (0, 1.2)]
+    assert play() == [(1, 0.32), (0, 1.2)]
+
+
+def test_much_shorter_prompts_take_their_share_of_each_step() -> None:
+    def ends(share: float) -> list[tuple[int, float]]:
+        worker, play = a_worker(World(shorter_share=share))
+        for number, prompt in enumerate((20_000, 2_000, 12_000, 1_000)):
+            worker.submit(SimJob(Row(0.0, prompt, 1, (), 0), 0.0, number), 0.0)
+        return play()
+
+    assert ends(0.0) == [(0, 1.0), (1, 1.1), (2, 1.7), (3, 1.75)]
+    # Steps of 1,200 tokens, 900 of them for the short ones, the shortest first. 12,000 is not half of what the long one has.
+    assert ends(0.75) == [(3, 0.12), (1, 0.24), (0, 1.15), (2, 1.75)]
 
 
 def test_a_cached_prefix_is_not_computed_again() -> None:

@@ -80,7 +80,8 @@ class AnyAnswer(Protocol):
 
 
 class Answer:
-    """`token_by_token`: tokens are read one by one, however they came, so that nothing is counted after the one that ends it.
+    """`token_by_token`: stop strings, and the last call that is allowed, are looked for after each token, so that nothing after
+    one is counted.
 
     `logprobs`, `calls`: one a choice, or none at all; the former need `token_by_token`. `price`: of a second of compute.
     """
@@ -140,7 +141,7 @@ class Answer:
         if self._prompt is not None and self._unread:
             prompt = await self._prompt.write(self._handle.prompt_logprobs)  # cancelled here, the next call reads the same
         unread, self._unread = self._unread, []
-        deltas = [one for delta in unread for one in delta.one_by_one()] if self._one_at_a_time else unread
+        deltas = [one for delta in unread for one in delta.one_by_one()] if self._calls and self._one_at_a_time else unread
         pieces = []
         for delta in deltas:
             for piece in self._pieces(delta, prompt):
@@ -171,7 +172,6 @@ class Answer:
         choice, stream = delta.choice, self._texts[delta.choice]
         if choice not in self._open:
             return None
-        self._completion_tokens += len(delta.tokens)
         text, stopped = self._push(stream, delta)
         finish = FinishReason.STOP if stopped else delta.finish
         if finish is not None:
@@ -184,13 +184,22 @@ class Answer:
 
     def _push(self, stream: Text, delta: Delta) -> tuple[str, bool]:
         """The text that became sure, and whether a stop string was found."""
-        pushed = stream.push(delta.tokens)
-        if self._logprobs and delta.tokens:
-            if not delta.logprobs:
-                raise InternalError("a worker sent tokens without their log-probabilities")
-            unfinished = stream.unfinished or pushed.stopped
-            self._logprobs[delta.choice].push(delta.logprobs[0], pushed.text, held=stream.held, unfinished=unfinished)
-        return pushed.text, pushed.stopped
+        if not self._one_at_a_time:
+            self._completion_tokens += len(delta.tokens)
+            return stream.push(delta.tokens).text, False
+        if self._logprobs and len(delta.logprobs) != len(delta.tokens):
+            raise InternalError("a worker sent tokens without their log-probabilities")
+        text = ""
+        for position, token in enumerate(delta.tokens):
+            self._completion_tokens += 1
+            pushed = stream.push((token,))
+            text += pushed.text
+            if self._logprobs:
+                waiting, logprob = self._logprobs[delta.choice], delta.logprobs[position]
+                waiting.push(logprob, pushed.text, held=stream.held, unfinished=stream.unfinished or pushed.stopped)
+            if pushed.stopped:
+                return text, True
+        return text, False
 
     def _released(self, choice: int, stopped: bool, finish: FinishReason | None) -> list[Entry]:
         waiting = self._logprobs[choice]

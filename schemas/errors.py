@@ -84,8 +84,8 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
-class PreviousResponseNotFound(InvalidRequest):
-    """A response builds on one that is not there."""
+class PreviousResponseNotFound(NotFound):
+    """A response builds on one that is not there. OpenAI's status is 400; ours is that of every id that nobody may probe."""
 
     code = "previous_response_not_found"
 

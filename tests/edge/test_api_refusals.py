@@ -59,12 +59,15 @@ async def test_bodies_that_are_no_json_object(body: bytes) -> None:
     check(await Api().post(body), 400)
 
 
-async def test_duplicate_keys_last_wins() -> None:
-    """faults.md, gateway: duplicate keys: no 500; the case's 400 would refuse what JSON readers take."""
-    body = json.dumps({"model": MODEL, "messages": [USER]}).encode()[:-1] + b',"max_tokens":5,"max_tokens":6}'
+async def test_a_key_that_stands_twice_is_refused() -> None:
+    """faults.md, gateway: duplicate keys, wherever they stand and however they are spelled. In two objects they are none."""
+    body = json.dumps({"model": MODEL, "messages": [USER, USER]}).encode()[:-1]
     api = Api()
-    assert (await api.post(body)).status_code == 200
-    assert api.jobs.draft.sampling.max_tokens == 6
+    for more in (b',"max_tokens":5,"max_tokens":6}', b',"mod\\u0065l":"other"}', b',"metadata":{"a":"1","a":"1"}}'):
+        refused = await api.post(body + more)
+        check(refused, 400)
+        assert "twice" in refused.json()["error"]["message"]
+    assert (await api.post(body + b',"max_tokens":5}')).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """A request's body as a JSON object: read within bounds, decoded strictly.
 
 UTF-8 without a byte order mark only; NaN, Infinity, numbers out of range, lone surrogates and nesting without end are refused by
-the decoder; of duplicate keys the last wins, as everywhere. Invariant: memory stays within `max_body_bytes`, whatever is sent.
+the decoder, keys that stand twice in an object after it: readers differ on which one counts. Invariant: memory stays within
+`max_body_bytes`, whatever is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,7 +45,16 @@ def parse(body: bytes) -> dict[str, Any]:
         raise BadRequest("The body is not a JSON object.")
     if too_deep(value):
         raise BadRequest("The body is nested too deeply.")
+    json.loads(body, object_pairs_hook=_refuse_duplicates)
     return value
+
+
+def _refuse_duplicates(members: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for key, _ in members:
+        if key in seen:
+            raise BadRequest(f"The body has the key {key[:64]!r} twice in one object.")
+        seen.add(key)
 
 
 def _check_type(value: bytes | None) -> None:

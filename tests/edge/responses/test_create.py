@@ -61,7 +61,7 @@ async def test_a_history_with_a_gap_is_refused(api: ResponsesApi) -> None:
     await api.ask("DELETE", f"/v1/responses/{first}")
     for previous in (second, first, "resp_none"):
         refused = await api.respond(previous_response_id=previous)
-        assert refused.status_code == 400
+        assert refused.status_code == 404
         error = refused.json()["error"]
         assert (error["code"], error["param"]) == ("previous_response_not_found", "previous_response_id")
 
@@ -72,8 +72,7 @@ async def test_what_is_not_stored_cannot_be_found(api: ResponsesApi) -> None:
 
 
 async def test_tenants_do_not_see_each_other(api: ResponsesApi) -> None:
-    """faults.md, privacy: another tenant's id, previous_response_id across keys: as an id that never was, word for word. For the
-    latter that is 400, as OpenAI's."""
+    """faults.md, privacy: another tenant's id, previous_response_id across keys: as an id that never was, word for word."""
     ours, theirs = api.keys.make(tenant="acme"), api.keys.make(tenant="globex")
     name = (await api.respond(ours)).json()["id"]
     for method, path in (
@@ -88,7 +87,7 @@ async def test_tenants_do_not_see_each_other(api: ResponsesApi) -> None:
         nobodys = await api.ask(method, f"/v1/responses/{NEVER}{path}", theirs)
         assert answer.text.replace(name, NEVER) == nobodys.text
     across, unknown = [await api.respond(theirs, previous_response_id=one) for one in (name, NEVER)]
-    assert (across.status_code, across.text.replace(name, NEVER)) == (400, unknown.text)
+    assert (across.status_code, across.text.replace(name, NEVER)) == (404, unknown.text)
     assert (await api.ask("GET", f"/v1/responses/{name}", ours)).status_code == 200
 
 

@@ -27,7 +27,7 @@ async def test_answers_and_refusals(api: ResponsesApi) -> None:
         (MODEL, "job_failed", "200"): 1,
         ("unknown", "model_not_found", "404"): 1,
         (MODEL, "empty_array", "400"): 1,
-        (MODEL, "previous_response_not_found", "400"): 1,
+        (MODEL, "previous_response_not_found", "404"): 1,
     }
 
 
@@ -52,7 +52,7 @@ async def test_each_is_a_request_of_the_minute_unless_we_could_not_serve_it(api:
     api.jobs.scripts, api.detached.scripts = [unserved], [unserved]
     asked = ({}, {"temperature": 9}, {"previous_response_id": "resp_none"}, {}, {})
     answers = [await api.respond(key, background=background, **fields) for fields in asked]
-    assert [answer.status_code for answer in answers] == [503, 400, 400, 200, 429]
+    assert [answer.status_code for answer in answers] == [503, 400, 404, 200, 429]
     made = answers[3].json()["id"]
     assert (await api.ask("GET", f"/v1/responses/{made}", key)).status_code == 200
     assert (await api.ask("DELETE", f"/v1/responses/{made}", key)).status_code == 200

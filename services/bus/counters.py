@@ -18,20 +18,25 @@ KEEP_S = 300
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A counter's `value` now. `era`: how often this process saw that all counters were lost and began anew."""
+    """A counter's `value` now. `era`: 0 until this process sees, in the counter's window, that all counters were lost and began
+    anew; another number each time it does."""
 
     value: int
     era: int = 0
 
 
 class Counters:
-    """Every method raises `BusUnavailable` within `js.timeout` when JetStream cannot be reached."""
+    """Every method raises `BusUnavailable` within `js.timeout` when JetStream cannot be reached.
+
+    Windows are numbered alike for all counters, and the numbers grow.
+    """
 
     def __init__(self, js: JetStream, subjects: Subjects) -> None:
         self._js = js
         self._subjects = subjects
         self._newest = 0
         self._era = 0
+        self._window = self._lost_in = -1
 
     async def ensure(self) -> None:
         """Create the stream, or bring it up to date; repeating it is harmless."""
@@ -61,16 +66,17 @@ class Counters:
 
     async def _add(self, kind: str, owner: str, window: int, amount: int) -> Count:
         before = self._newest
+        self._window = max(self._window, window)
         try:
             subject = self._subjects.counter(kind, owner, str(window))
             answer = await self._js.store(subject, b"", {"Nats-Incr": f"{amount:+d}"})
         except ApiError as error:
             raise BusUnavailable(f"JetStream: {error}") from error
-        return Count(int(answer["val"]), self._era_of(int(answer["seq"]), before))
+        return Count(int(answer["val"]), self._era_of(window, int(answer["seq"]), before))
 
-    def _era_of(self, sequence: int, before: int) -> int:
+    def _era_of(self, window: int, sequence: int, before: int) -> int:
         """Of an addition that was asked for after the one with sequence `before` was made."""
         if sequence <= min(before, self._newest):
-            self._era, self._newest = self._era + 1, sequence
+            self._era, self._newest, self._lost_in = self._era + 1, sequence, self._window
         self._newest = max(self._newest, sequence)
-        return self._era
+        return self._era if window <= self._lost_in else 0

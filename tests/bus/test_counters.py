@@ -47,6 +47,7 @@ async def test_the_stream_is_made_again_when_it_is_gone(edges: list[Counters]) -
     both = await asyncio.gather(*(edges[0].add("requests", name, 1, 1) for name in ("key-a", "key-b")))
     assert both == [Count(3, era=1), Count(1, era=1)]
     assert await edges[0].add("requests", "key-a", 1, 1) == Count(4, era=1)
+    assert await edges[0].add("requests", "key-a", 2, 1) == Count(1), "of what came later nothing was lost"
 
 
 async def test_a_server_that_is_gone_is_said_in_time(edges: list[Counters], own_nats_server: NatsServer) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from services.edge.api import unread
 from tests.edge.fakes import MODEL, Api, Script
 from tests.edge.test_http import served
 from tests.text.tiny import byte_ids
@@ -120,7 +121,7 @@ async def test_headers_without_end_are_refused_while_memory_stays_small() -> Non
 @pytest.mark.parametrize("head", [CHAT + b"x-slow: ", CHAT + b"content-length: 100000\r\n\r\n{"])
 async def test_others_are_served_meanwhile(head: bytes) -> None:
     """faults.md, gateway: slow headers, slow body; whoever sends in time is answered in between."""
-    api = Api()
+    api = Api(header_deadline_s=60.0, body_deadline_s=60.0)
     async with served(api) as server:
         slow = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(100)]
         for _, writer in slow:
@@ -138,9 +139,11 @@ async def test_others_are_served_meanwhile(head: bytes) -> None:
             writer.close()
 
 
-async def test_a_body_without_length_is_refused_as_soon_as_it_is_too_large() -> None:
+async def test_a_body_without_length_is_refused_as_soon_as_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """faults.md, gateway: chunked without length over the limit. The client reads the answer while it sends, or when it has sent
     all: its connection is not broken."""
+    monkeypatch.setattr(unread, "_SILENCE_S", LIMIT_S)
+    monkeypatch.setattr(unread, "_MOST_S", LIMIT_S)
     limit, part = 100_000, 10_000
     async with served(Api(max_body_bytes=limit)) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

@@ -216,6 +216,15 @@ async def test_a_refused_request_counts_unless_we_could_not_serve_it(server: Acc
         assert codes == ["503", "400", "404", "429"]
 
 
+async def test_what_broke_here_counts_as_no_request(server: AccountServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = AccountRecord("acme", Tier.PAID, None, Limits(requests_per_minute=1))
+    async with edge(server, told) as api, caller(server, "acme") as client:
+        with monkeypatch.context() as broken:
+            broken.setattr(api.jobs, "start", None)
+            assert (await (await Call(client).send()).one())["error"]["code"] == "internal_error"
+        assert "choices" in await (await Call(client).send()).one()
+
+
 async def test_a_budget_that_an_account_has_spent(server: AccountServer) -> None:
     told = AccountRecord("acme", Tier.PAID, None, Limits(tokens_per_day=350))
     async with edge(server, told) as api, caller(server, "acme") as client:

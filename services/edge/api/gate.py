@@ -1,6 +1,6 @@
 """Around every request: its id, who asks, the refusal of new work while the process drains, the envelope of what nobody caught.
 
-Owns the count of requests in progress. Invariants: every answer carries `x-request-id`, and none begins while its request is
+Owns the count of requests in progress. Invariants: every answer carries `x-request-id`, and none ends while its request is
 being sent; no failure of ours reaches the server; what is not always open sees a caller (`request.state.caller`) or is not
 reached; a request to generate is in the metrics once (`request.state.measure`), whoever refuses it; what computes or writes is
 counted as a request of its caller's minute before it is read, whatever the caller did wrong.

@@ -51,6 +51,8 @@ class _Window:
     granted: int = 0
     spent_until: float = 0.0
     """Until then the counter is not asked: nothing was left."""
+    era: int = 0
+    """Of its counter, as far as what we took has been added to it."""
 
 
 class Allotment:
@@ -68,7 +70,6 @@ class Allotment:
         self._asking: asyncio.Task[Any] | None = None
         self._watching: asyncio.TimerHandle | None = None
         self._down_until = 0.0
-        self._era: int | None = None
         self.limit = limit
 
     @property
@@ -93,7 +94,7 @@ class Allotment:
             while not self._grant(amount):
                 window, now = self._current(), self._clock.monotonic()
                 if now < window.spent_until or amount > self.limit:
-                    self._return_surplus(window)
+                    self._return_surplus(window, self._waiting - amount)
                     return Verdict.SPENT
                 if now >= deadline or self.down:
                     return Verdict.UNKNOWN
@@ -159,12 +160,12 @@ class Allotment:
         self._watching = None
         window = self._current()
         if window.held > 2 * self._slice:
-            self._return_surplus(window)
+            self._return_surplus(window, self._waiting)
             self._watch_surplus()
 
-    def _return_surplus(self, window: _Window) -> None:
-        """What is not needed here; not now when something is being asked of the counter."""
-        surplus = window.held - self._slice
+    def _return_surplus(self, window: _Window, needed: int) -> None:
+        """What is not needed here; not now when something is being asked of the counter. `needed`: others wait for it."""
+        surplus = window.held - needed - self._slice
         if surplus > 0 and self._idle:
             window.held -= surplus
             window.granted -= surplus
@@ -186,11 +187,11 @@ class Allotment:
         try:
             count = await self._counter(window.number, amount)
             before = count.value - amount
-            if self._era not in (None, count.era) or before < ours:
+            if count.era != window.era or before < ours:
                 await self._counter(window.number, ours)
                 before = self.limit
         except BusUnavailable:
             self._down_until = self._clock.monotonic() + _DOWN_S
             return None
-        self._era = count.era
+        window.era = count.era
         return before

@@ -67,7 +67,7 @@ class NatsChat:
         try:
             await self._serve(msg, measure)
         except Exception as error:
-            refusal = error if isinstance(error, HeadraceError) else InternalError("Internal error.")
+            refusal = _refusal(error)
             measure.failed(refusal)
             measure.status = refusal.status
             raise
@@ -95,8 +95,8 @@ class NatsChat:
             try:
                 begun = await self._chat.begin(parse(msg.data), Asking(caller, told.update, measure, msg.headers.get(HINT)))
                 await self._answer(begun, msg.reply, origin, measure, told)
-            except HeadraceError as refusal:
-                counted.answered(refusal.status)
+            except Exception as error:
+                counted.answered(_refusal(error).status)
                 raise
             counted.answered(measure.status)
         finally:
@@ -133,6 +133,10 @@ class NatsChat:
             if msg.reply:
                 with suppress(BusError):
                     self._bus.publish(msg.reply, b"{}")
+
+
+def _refusal(error: Exception) -> HeadraceError:
+    return error if isinstance(error, HeadraceError) else InternalError("Internal error.")
 
 
 def chat_service(bus: Bus, subjects: Subjects, chat: NatsChat, most: int, metadata: dict[str, str]) -> Service:

@@ -14,7 +14,7 @@ from schemas.errors import BusUnavailable
 from services.bus.counters import Count as Counted
 from services.clock import ManualClock
 from services.edge.gate.allotment import SLICES, Allotment, Verdict
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 class FakeCounter:
@@ -24,13 +24,13 @@ class FakeCounter:
         self.values: Count[int] = Count()
         self.down = False
         self.asked = 0
-        self.era = 0
+        self.era, self._lost_in = 0, -1
         self._random = Random(seed)
         self._lost = lost
 
     def lose(self) -> None:
+        self.era, self._lost_in = self.era + 1, max(self.values)
         self.values.clear()
-        self.era += 1
 
     async def __call__(self, window: int, amount: int) -> Counted:
         self.asked += 1
@@ -39,7 +39,7 @@ class FakeCounter:
         if self.down:
             raise BusUnavailable("down")
         self.values[window] += amount
-        counted = Counted(self.values[window], self.era)
+        counted = Counted(self.values[window], self.era if window <= self._lost_in else 0)
         for _ in range(self._random.randrange(4)):
             await asyncio.sleep(0)
         if self._random.random() < self._lost:
@@ -141,6 +141,24 @@ async def test_a_counter_that_was_lost_gets_back_what_was_taken(seed: int) -> No
     await until(lambda: granted <= counter.values[edges[0].window] <= 100)
 
 
+async def test_of_later_windows_nothing_was_lost() -> None:
+    counter, clock = FakeCounter(), ManualClock()
+    allotment = Allotment(counter, clock, 100)
+    assert await allotment.take(1) is Verdict.GRANTED
+    counter.lose()
+    clock.advance(120)
+    assert await allotment.take(100) is Verdict.GRANTED
+
+
+async def test_who_comes_first_after_a_loss_takes_nothing_that_others_had() -> None:
+    """As long as those did not add theirs again: it may be more than is left."""
+    counter, clock = FakeCounter(), ManualClock()
+    one, other = (Allotment(counter, clock, 100) for _ in range(2))
+    assert await one.take(90) is Verdict.GRANTED
+    counter.lose()
+    assert await other.take(90) is Verdict.SPENT
+
+
 async def test_without_the_counter_what_is_held_is_spent_and_then_nothing_is_known() -> None:
     counter = FakeCounter()
     allotment = Allotment(counter, clock := ManualClock(), 64)
@@ -164,6 +182,14 @@ async def test_a_request_too_large_for_what_is_left_takes_nothing_from_others() 
     assert counter.values[one.window] <= 600 + 3 * (1000 // SLICES)
     clock.advance(1.1)
     assert await one.take(300) is Verdict.GRANTED
+
+
+async def test_a_request_too_large_for_what_is_left_leaves_what_another_waits_for() -> None:
+    counter, clock = FakeCounter(), ManualClock()
+    one, other = (Allotment(counter, clock, 100) for _ in range(2))
+    assert await one.take(50) is Verdict.GRANTED
+    verdicts = await asyncio.gather(*(other.take(amount, PATIENCE_S) for amount in (80, 40)))
+    assert verdicts == [Verdict.SPENT, Verdict.GRANTED]
 
 
 async def test_what_came_back_goes_to_others_unless_it_is_soon_needed_here() -> None:

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         passwords = load_or_create(server.folder)
         config = nats.write_config(server, passwords)
         nats.write_operator_context(server, passwords)
-        around = nats.environment(os.environ, os.cpu_count() or 1)
+        around = nats.environment(os.environ)
         program = Program("nats", (nats.binary(), "-c", str(config)), around, STOP_S, identified=False)
         services = plan(settings, asked, server.url, passwords, os.environ)
         ready = f"""Headrace is ready: {_url(edge.host, edge.port)} (model{"s" if models[1:] else ""} {", ".join(models)})

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from services.cli.failure import CommandError
 from services.cli.up.credentials import write_private
+from services.engine.host import available_cores
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "infra" / "nats"
 _FILES = ("nats-server.conf", "permissions.conf")
@@ -47,10 +48,10 @@ def binary() -> str:
     return found
 
 
-def environment(environ: Mapping[str, str], cores: int) -> dict[str, str]:
-    """What the server is started in, on a host of so many cores that it shares with all others. Its threads look for work and
-    wake each other: with one a core that takes a quarter of its time. A GOMAXPROCS that somebody set stands."""
-    return {"GOMAXPROCS": str(max(1, cores // 4)), **environ}
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What the server is started in: it shares the cores that are left to us with all others. Its threads look for work and wake
+    each other: with one a core that takes a quarter of its time. A GOMAXPROCS that somebody set stands."""
+    return {"GOMAXPROCS": str(max(1, len(available_cores()) // 4)), **environ}
 
 
 def write_config(plan: NatsPlan, passwords: Mapping[str, str], templates: Path = TEMPLATES) -> Path:

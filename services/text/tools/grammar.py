@@ -16,8 +16,8 @@ from schemas.job import Grammar
 from services.text.grammar import BLANK, schema_source
 from services.text.tools.hermes import CLOSE, OPEN
 
-_LOOKS_AROUND = re.compile(r"\(\?<?[=!]")
-"""In a pattern: what no automaton can follow. Pydantic writes it for a decimal."""
+_BEYOND = re.compile(r"\(\?<?[=!]|\(\?P=|\\[bBk1-9]")
+"""In a pattern: what no automaton can follow, which looks around, at a word's boundary or back. Pydantic does for a decimal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def _followed(schema: Any) -> Any:
     return {
         key: _followed(value)
         for key, value in schema.items()
-        if not (key == "pattern" and isinstance(value, str) and _LOOKS_AROUND.search(value))
+        if not (key == "pattern" and isinstance(value, str) and _BEYOND.search(value))
     }
 
 

@@ -93,6 +93,8 @@ UNENFORCEABLE: list[dict[str, Any]] = [
     {"type": "string", "format": "int32"},
     {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
     {"type": "array", "items": {"type": "string", "pattern": "(?<=a)b"}},
+    {"type": "string", "pattern": r"^\bx\b"},
+    {"type": "string", "pattern": r"^(\d)\1$"},
     {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 9}]},
     {"anyOf": [{"type": "string", "not": {"const": "x"}}, {"type": "array", "contains": {}}]},
 ]

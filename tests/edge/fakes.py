@@ -206,6 +206,13 @@ class FakeJobs:
         return self.handles[-1].draft
 
 
+class OneMinute(SystemClock):
+    """In which a whole test fits: what it counted is not forgotten between two of its requests."""
+
+    def wall(self) -> float:
+        return 1_700_000_000.0
+
+
 class FakeCounters:
     """`services.bus.counters` in memory; `down`: JetStream cannot be reached."""
 
@@ -332,7 +339,7 @@ class Api:
         self.usage = FakeUsage()
         clock = SystemClock()
         self.budgets = Budgets(self.usage, "edge-test", clock, self.metrics)
-        meter = Meter(counters or self.counters, self.budgets, clock, self.metrics)
+        meter = Meter(counters or self.counters, self.budgets, OneMinute(), self.metrics)
         about = (1_700_000_000, texts, selection or SelectionSettings())
         self.served = Served(edge, self.jobs, texts[models[0]], meter, clock, Random(3), self.metrics, *about)
         self.keys = FakeKeys()

@@ -15,7 +15,6 @@ from schemas.subjects import Subjects
 from services.bus.counters import Counters
 from services.bus.jetstream import JetStream
 from services.bus.nats_bus import connect
-from services.clock import SystemClock
 from services.edge.gate.allotment import SLICES
 from services.edge.gate.limits import Limits
 from tests.edge.fakes import Api
@@ -29,9 +28,8 @@ NAMES = ("e1-0000000000000", "e2-0000000000000", "e3-0000000000000")
 
 
 @pytest.fixture
-async def edges(own_nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Api]]:
-    """They share keys and counters, as those of one database and one NATS do. The minute does not end."""
-    monkeypatch.setattr(SystemClock, "wall", lambda _: 1_700_000_000.0)
+async def edges(own_nats_server: NatsServer) -> AsyncIterator[list[Api]]:
+    """They share keys and counters, as those of one database and one NATS do."""
     made: list[Api] = []
     async with AsyncExitStack() as stack:
         for name in NAMES:

@@ -151,7 +151,7 @@ def test_passwords_are_on_no_command_line(scripted: Up) -> None:
 
 def _paste(up: Up) -> str:
     """The text that the printed `curl` gives, run by a shell."""
-    command = up.out.read_text().splitlines()[-1].replace('"stream":true', '"temperature":0,"max_tokens":8,"stream":true')
+    command = up.out.read_text().splitlines()[-1].replace('"max_tokens":300', '"temperature":0,"max_tokens":8')
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, check=True)
     return "".join(re.findall(r'"content":"([^"]+)"', done.stdout))
 

@@ -209,6 +209,10 @@ class BusUnavailable(Unavailable):
     code = "bus_unavailable"
 
 
+class NobodyListens(BusUnavailable):
+    """JetStream, or what of it was asked for, has no server now, as while a new leader is elected: certainly nothing was done."""
+
+
 class QueueExpired(Unavailable):
     """The job waited for credit until its queue deadline."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from schemas.codec import decode_json
-from schemas.errors import BusUnavailable, Disconnected, NoResponders, RequestTimeout
+from schemas.errors import BusUnavailable, Disconnected, NobodyListens, NoResponders, RequestTimeout
 from services.bus.interface import Bus, Msg
 
 API = "$JS.API"
@@ -58,10 +58,12 @@ class JetStream:
         return _read(await self.request(subject, data, headers))
 
     async def request(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> Msg:
-        """One answered request. Raises `BusUnavailable` when nobody answers in time."""
+        """One answered request. Raises `NobodyListens`, and `BusUnavailable` when nobody answers in time."""
         try:
             return await self.bus.request(subject, data, timeout=self.timeout, headers=headers)
-        except (NoResponders, RequestTimeout, Disconnected) as error:
+        except NoResponders as error:
+            raise NobodyListens(f"JetStream: {error}") from error
+        except (RequestTimeout, Disconnected) as error:
             raise BusUnavailable(f"JetStream: {error}") from error
 
     async def ensure_stream(self, config: Json) -> None:

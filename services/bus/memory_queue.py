@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from schemas.errors import BusUnavailable
+from schemas.errors import BusUnavailable, NobodyListens
 from services.bus.interface import NO_HEADERS
 from services.bus.matching import matches
 from services.bus.work_queue import ACK_WAIT_S, MAX_JOBS, Put
@@ -52,10 +52,13 @@ class MemoryItem:
 
 
 class MemoryWorkQueue:
-    """`WorkQueue` in memory, one object for all who share it. While `down`, every call raises `BusUnavailable`."""
+    """`WorkQueue` in memory, one object for all who share it.
+
+    While `down`, every call raises `BusUnavailable`; while `leaderless`, `NobodyListens`.
+    """
 
     def __init__(self, *, clock: Clock | None = None, max_jobs: int = MAX_JOBS, ack_wait_s: float = ACK_WAIT_S) -> None:
-        self.down = False
+        self.down = self.leaderless = False
         self._clock = clock or SystemClock()
         self._max_jobs = max_jobs
         self._ack_wait_s = ack_wait_s
@@ -122,7 +125,9 @@ class MemoryWorkQueue:
             entry.leased_until = float("-inf")
 
     def _now(self) -> float:
-        """The time, after what expired is gone. Raises `BusUnavailable` while down."""
+        """The time, after what expired is gone. Raises as the class says."""
+        if self.leaderless:
+            raise NobodyListens("JetStream has no leader")
         if self.down:
             raise BusUnavailable("JetStream is down")
         now = self._clock.monotonic()

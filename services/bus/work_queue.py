@@ -61,7 +61,10 @@ class WorkQueue(Protocol):
         ttl_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> Put:
-        """Add one job for at least `ttl_s` seconds. Also raises `MessageTooLarge`."""
+        """Add one job for at least `ttl_s` seconds. Also raises `MessageTooLarge`.
+
+        After `BusUnavailable` the queue may hold it all the same, after `NobodyListens` it does not.
+        """
         ...
 
     async def waiting(self, subject_filter: str) -> dict[str, int]:

@@ -11,7 +11,7 @@ import pytest
 from schemas.subjects import JOBS_STREAM
 from services.cli.up.plan import Counts
 from tests.chaos.fleet import Fleet, fleet
-from tests.chaos.streams import Progress, ask_all, assert_same, longest_pause, questions, ready, undisturbed, until
+from tests.chaos.streams import Answer, Progress, ask_all, assert_same, longest_pause, questions, ready, undisturbed, until
 from tests.nats_fixture import NatsServer
 from tests.waiting import PATIENCE_S
 
@@ -22,6 +22,10 @@ FEW = questions(12, 100)
 """No more than one decode worker takes."""
 MANY = questions(60, 40)
 """More than two decode workers take at once: the rest waits in JetStream."""
+LATE = questions(60, 40, first=200)
+"""As many others."""
+LONG = questions(60, 420)
+"""More at once, for longer than a queue that cannot be reached is waited for."""
 
 
 @pytest.fixture(scope="module")
@@ -73,17 +77,20 @@ async def test_a_server(cluster: Fleet) -> None:
 
 
 async def test_the_leader_of_jetstream(cluster: Fleet) -> None:
-    """Also jobs that wait in the queue come through: it is kept three times."""
+    """Also jobs that wait in the queue come through: it is kept three times. Those that come before another one leads do too."""
     await ready(cluster.url)
-    expected = await undisturbed(cluster.url, MANY)
+    expected, expected_late = await undisturbed(cluster.url, MANY), await undisturbed(cluster.url, LATE)
     victim = await leader(cluster)
+    late: list[Answer] = []
 
     async def fault(progress: Progress) -> None:
         await until(lambda: sum(pieces > 3 for pieces in progress.pieces) >= 20, 30.0)
         victim.kill()
+        late.extend(await ask_all(cluster.url, LATE))
 
     answers = await ask_all(cluster.url, MANY, fault)
     assert_same(answers, expected)
+    assert_same(late, expected_late)
     print(f"\nlongest pause: {longest_pause(answers):.3f} s")
     await whole(cluster)
 
@@ -103,7 +110,7 @@ async def test_its_quorum(cluster: Fleet) -> None:
     assert_same(answers, expected)
     print(f"\nlongest pause: {longest_pause(answers):.3f} s")
     assert_same(await ask_all(cluster.url, STREAMS), expected)
-    crowd = await ask_all(cluster.url, MANY)
+    crowd = await ask_all(cluster.url, LONG)
     refused = [answer for answer in crowd if answer.status != 200]
     assert refused
     assert all(answer.status == 503 and answer.retry_after for answer in refused), refused[:2]

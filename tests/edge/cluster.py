@@ -36,6 +36,9 @@ FAST = Timing(
     cancel_s=0.5,
     settle_s=0.0,
     pace_s=(0.005, 0.01),
+    reconnect_s=0.2,
+    queue_s=0.3,
+    queue_pace_s=(0.005, 0.01),
     beat_s=0.05,
 )
 Answer = Accepted | Queue | Refused | None
@@ -72,7 +75,7 @@ class Cluster:
 
     async def open(self) -> None:
         await self.edge.open()
-        self._submit = await self.bus.subscribe(self.subjects.submit(MODEL), self._on_submit, queue="routers")
+        await self.listen()
         await self.bus.subscribe(self.subjects.router_submit(ROUTER), self._on_submit)
         await self.bus.subscribe(self.subjects.control("*"), self._on_control)
         await self.bus.subscribe(self.subjects.cancel(), self._on_cancel)
@@ -82,6 +85,10 @@ class Cluster:
     async def close(self) -> None:
         await self.edge.close(PATIENCE_S)
         assert len(self.edge) == 0
+
+    async def listen(self) -> None:
+        """A router of the group does."""
+        self._submit = await self.bus.subscribe(self.subjects.submit(MODEL), self._on_submit, queue="routers")
 
     async def deafen(self) -> None:
         """No router listens any more."""

@@ -1,7 +1,8 @@
 """From one attempt to the next, until a job is complete or nothing helps any more.
 
 Owns the decision whether there is a next attempt, and when. A job that was once owned is resumed for as long as its total
-deadline allows; work that nobody has owned yet is tried a few times only. Must not know messages.
+deadline allows; work that nobody has owned yet is tried a few times only, besides the time that a queue or a connection
+which is away is given. Must not know messages.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from random import Random
 from schemas.errors import BusUnavailable, OwnersDied, Unavailable
 from services.edge.jobs.active import ActiveJob, AttemptEnd
 from services.edge.jobs.models import ModelBoard
-from services.edge.jobs.submission import Submission
+from services.edge.jobs.submission import NO_BUS, QUEUE_UNREACHABLE, Submission
 from services.edge.jobs.timing import Timing
 from services.edge.jobs.wire import Wire
 from services.telemetry.metrics import Metrics
@@ -36,7 +37,7 @@ class JobLife:
 
         `begun`: somebody has the current attempt already. Bounded by the job's total deadline, which its supervisor enforces.
         """
-        router = ""
+        router, failures = "", 0
         while True:
             received = job.tokens.progress
             end = await (self._see_through(job) if begun else self._attempt(job, router))
@@ -47,11 +48,13 @@ class JobLife:
                 await asyncio.sleep(self._timing.repeat_s)
             if end.alive and job.run:
                 self._wire.cancel_owners(job)
-            self._check(job, end)
+            failures += end.kind not in (QUEUE_UNREACHABLE, NO_BUS)
+            self._check(job, end, failures)
             self._metrics.retries.add(1, {"reason": end.kind})
             router = self._another_router(job) if end.kind == "router_silent" else ""
             if end.kind not in ("death", "router_silent") and job.tokens.progress == received:
-                await asyncio.sleep(self._random.uniform(*self._timing.pace_s))
+                pace_s = self._timing.queue_pace_s if end.kind == QUEUE_UNREACHABLE else self._timing.pace_s
+                await asyncio.sleep(self._random.uniform(*pace_s))
                 if job.tokens.complete:
                     return
             job.next_attempt()
@@ -80,14 +83,14 @@ class JobLife:
         await asyncio.wait({job.over}, timeout=timeout)
         return job.over.done()
 
-    def _check(self, job: ActiveJob, end: AttemptEnd) -> None:
+    def _check(self, job: ActiveJob, end: AttemptEnd, failures: int) -> None:
         if job.deaths >= self._timing.deaths:
             raise OwnersDied("The servers that worked on this request failed.")
         if job.detached and job.admitted and end.error.retryable:
             return  # nobody waits in front of it, and it was promised
         if self._wire.bus.down_for() > self._timing.cut_off_s:
             raise BusUnavailable("The service lost its connection.", retry_after=_RETRY_S)
-        if end.final or (not job.owned and job.attempt >= self._timing.fresh_attempts):
+        if end.final or (not job.owned and failures >= self._timing.fresh_attempts):
             raise end.error
 
     def _another_router(self, job: ActiveJob) -> str:

@@ -15,6 +15,7 @@ from schemas.errors import (
     HeadraceError,
     MessageTooLarge,
     ModelLoading,
+    NobodyListens,
     NoResponders,
     Overloaded,
     PayloadTooLarge,
@@ -31,10 +32,13 @@ from services.edge.jobs.active import ActiveJob, AttemptEnd
 from services.edge.jobs.explained import told
 from services.edge.jobs.message import job_message
 from services.edge.jobs.models import ModelBoard
+from services.edge.jobs.outage import Outage
 from services.edge.jobs.timing import Timing
 from services.edge.jobs.wire import Wire
 
 _log = logging.getLogger("headrace.edge")
+QUEUE_UNREACHABLE, NO_BUS = "queue_unreachable", "no_bus"
+"""Attempts that ended because nobody could keep, or hear of, them: how often says nothing, how long does."""
 _RETRY_S = 1.0
 _NO_CAPACITY = "No worker can take this request now."
 _TOO_LARGE = "The request is too large."
@@ -47,6 +51,7 @@ class Submission:
         self._queue = queue
         self._board = board
         self._timing = timing
+        self._outage = Outage(timing.queue_s)
 
     async def place(self, job: ActiveJob, router: str = "") -> AttemptEnd | None:
         """Submit the current attempt, to `router` or to whichever comes first. None: somebody has it now."""
@@ -101,33 +106,45 @@ class Submission:
         }
         subject = self._wire.subjects.job(draft.model, draft.tier, draft.lane, job.id)
         put = await self._queue.put(subject, data, msg_id=f"{job.id}.{attempt}", ttl_s=draft.limits.queue_s, headers=headers)
+        self._outage.worked()
         if job.attempt == attempt:
             job.queued_at = asyncio.get_running_loop().time()
         return put
 
     async def _enqueue(self, job: ActiveJob, data: bytes) -> AttemptEnd | None:
+        """A queue that cannot be reached may only elect a new leader: nobody is refused before `Timing.queue_s`.
+
+        An attempt that the queue may hold stays the same one, and is put again; else a router is asked: there may be credit.
+        """
         job.state = advance(job.state, State.QUEUED)
-        try:
-            put = await self._put(job, data)
-        except MessageTooLarge:
-            return AttemptEnd("too_large", PayloadTooLarge(_TOO_LARGE), final=True)
-        except HeadraceError as error:
-            _log.warning("the queue cannot be reached: %s", error.message)
-            if job.run:
-                return None
-            unavailable = Unavailable("The queue cannot be reached now.", retry_after=_RETRY_S)
-            return AttemptEnd("queue_unreachable", unavailable, final=True, alive=True)
-        if put is Put.FULL:
-            retry_after = self._board.retry_after(job.draft.model)
-            return AttemptEnd("queue_full", Overloaded("The queue is full.", retry_after=retry_after), final=True)
+        may_hold = False
+        while not (job.run or job.over.done()):
+            try:
+                return self._full(job) if await self._put(job, data) is Put.FULL else None
+            except MessageTooLarge:
+                return AttemptEnd("too_large", PayloadTooLarge(_TOO_LARGE), final=True)
+            except HeadraceError as error:
+                may_hold = may_hold or not isinstance(error, NobodyListens)
+                given_up = self._outage.failed(asyncio.get_running_loop().time())
+                _log.log(logging.WARNING if given_up else logging.INFO, "the queue cannot be reached: %s", error.message)
+            if (given_up or not may_hold) and not job.run:
+                unavailable = Unavailable("The queue cannot be reached now.", retry_after=_RETRY_S)
+                return AttemptEnd(QUEUE_UNREACHABLE, unavailable, final=given_up, alive=may_hold)
+            await asyncio.sleep(self._timing.repeat_s)
         return None
 
+    def _full(self, job: ActiveJob) -> AttemptEnd:
+        retry_after = self._board.retry_after(job.draft.model)
+        return AttemptEnd("queue_full", Overloaded("The queue is full.", retry_after=retry_after), final=True)
+
     def _unanswered(self, job: ActiveJob, error: HeadraceError) -> AttemptEnd:
+        """What NATS tells at once may be over in a moment: routers, or we, may only have lost our server and find another."""
         fresh = not job.owned
         if isinstance(error, NoResponders):
-            return AttemptEnd("no_router", self._no_capacity(job), final=fresh)
+            return AttemptEnd("no_router", self._no_capacity(job), final=fresh and not self._board.routers(job.draft.model))
         if isinstance(error, Disconnected):
-            return AttemptEnd("no_bus", BusUnavailable(_NO_BUS, retry_after=_RETRY_S), final=fresh)
+            down = self._wire.bus.down_for() > self._timing.reconnect_s
+            return AttemptEnd(NO_BUS, BusUnavailable(_NO_BUS, retry_after=_RETRY_S), final=fresh and down)
         return AttemptEnd("router_silent", self._no_capacity(job), alive=True)
 
     def _refused(self, job: ActiveJob, answer: Refused) -> AttemptEnd:

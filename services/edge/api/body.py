@@ -1,8 +1,8 @@
 """A request's body as a JSON object: read within bounds, decoded strictly.
 
 UTF-8 without a byte order mark only; NaN, Infinity, numbers out of range, lone surrogates and nesting without end are refused by
-the decoder, keys that stand twice in an object after it: readers differ on which one counts. Invariant: memory stays within
-`max_body_bytes`, whatever is sent.
+the decoder, keys that stand twice in an object after it: readers differ on which one counts. Invariants: memory stays within
+`max_body_bytes`, and the time that the event loop is held within what `bulk` allows, whatever is sent.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from schemas.errors import PayloadTooLarge, UnsupportedMediaType
+from services.edge.api.bulk import MOST_PARTS, MOST_VALUES, too_many
 from services.edge.api.errors import BadRequest
 from services.settings.edge import EdgeSettings
 from services.text.nesting import too_deep
@@ -35,6 +36,9 @@ def parse(body: bytes) -> dict[str, Any]:
     """Raises `BadRequest`."""
     if not body:
         raise BadRequest("The request has no body; a JSON object is expected.")
+    if too_many(body):
+        text = f"The body holds more than {MOST_PARTS} objects, arrays and strings, or more than {MOST_VALUES} values."
+        raise BadRequest(text)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -28,7 +28,7 @@ class Entry:
 
     def ask(self, job: Job) -> TurnedAway | None:
         """What `enter` would say, and nothing comes of it: a model that nobody has submitted to gets no gate."""
-        gate, lanes = self._gates.get(job.model) or Gate(), self._waiting.lanes(job.model)
+        gate, lanes = self._gates.get(job.model) or Gate(), self._waiting.ahead(job.model)
         gate.sees(lanes, self._clock.monotonic())
         others = self._waiting.routers(job.model)
         return gate.ask(job.tier, job.lane, lanes, self.left(job), self._clock.monotonic(), others)
@@ -55,6 +55,6 @@ class Entry:
         )
 
     def _seen(self, model: str) -> tuple[Gate, dict[str, dict[int, int]]]:
-        gate, lanes = self._gates.setdefault(model, Gate()), self._waiting.lanes(model)
+        gate, lanes = self._gates.setdefault(model, Gate()), self._waiting.ahead(model)
         gate.sees(lanes, self._clock.monotonic())
         return gate, lanes

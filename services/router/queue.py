@@ -1,7 +1,8 @@
 """The queue path: which waiting job is tried next, and when. Several models at once, one job of a model at a time.
 
 Owns the turn of tiers and lanes; must not know how a job is placed. Everything of JetStream runs in tasks of its own, so that
-a queue that is slow or down never touches the fast path. Invariant: a job is pulled only while a worker with credit is in view.
+a queue that is slow or down never touches the fast path. Invariant: a job is pulled only while a worker with credit is in view,
+or once, to see whether a queue that did not answer does again: then it goes back.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from random import Random
 
 from schemas.errors import BusUnavailable
 from schemas.subjects import Subjects, name_token
-from services.bus.work_queue import WorkQueue
+from services.bus.work_queue import Item, WorkQueue
 from services.clock import Clock
 from services.router.entry import Entry
 from services.router.lanes import Tiers, charge, next_turn, note
@@ -117,7 +118,7 @@ class QueuePath:
     async def _round(self, model: str) -> None:
         """One job after another while credit is in view. A lane whose first job nobody takes is passed over in this round."""
         passed: set[tuple[str, int]] = set()
-        while not self._stopping and self._credit(model):
+        while not self._stopping and (self._waiting.stuck(model) or self._credit(model)):
             lanes, now = self._waiting.lanes(model), self._clock.monotonic()
             self._tiers[model] = note(self._tiers.get(model, {}), lanes, now)
             turn = next_turn(self._tiers[model], _without(lanes, passed), now)
@@ -126,15 +127,21 @@ class QueuePath:
             if self._precedence.resumes_first(model, turn.tier, SHORT):
                 passed.add((turn.tier, turn.lane))
                 continue
-            token = name_token(model)
-            item = await self._queue.pull(
-                f"{self._subjects.lane(model, turn.tier, turn.lane)}.*", f"{token}_{turn.tier}_{turn.lane}"
-            )
+            item = await self._pull(model, turn.tier, turn.lane)
             tokens = await self._pulled.settle(item) if item is not None else None
             if tokens is None:
                 passed.add((turn.tier, turn.lane))
             else:
                 self._tiers[model] = charge(turn.tiers, turn.tier, turn.lane, tokens)
+
+    async def _pull(self, model: str, tier: str, lane: int) -> Item | None:
+        try:
+            item = await self._queue.pull(f"{self._subjects.lane(model, tier, lane)}.*", f"{name_token(model)}_{tier}_{lane}")
+        except BusUnavailable:
+            self._waiting.pulled(model, False)
+            raise
+        self._waiting.pulled(model, True)
+        return item
 
     def _credit(self, model: str) -> bool:
         """Somebody would take a short job."""

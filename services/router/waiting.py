@@ -1,6 +1,7 @@
 """How many jobs wait for credit: what this router counted in the queue, what it just sent there, what other routers say.
 
-Knows no bus. Invariant: a count older than 1 s counts as zero, so a JetStream that is slow or down never holds new work back.
+Knows no bus. Invariant: a JetStream that is slow or down never holds new work back: a count older than 1 s counts as zero, and
+while nothing can be pulled (a consumer without a leader, in a queue that counts) who waits there has nobody behind it.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Waiting:
         self._expected: dict[str, _Expected] = {}
         self._left: dict[str, float] = {}
         self._others: dict[tuple[str, str], tuple[Mapping[str, int], float]] = {}
+        self._stuck: set[str] = set()
 
     # what is heard
 
@@ -96,6 +98,10 @@ class Waiting:
         if report.router != self._router:
             self._others[report.router, report.model] = (report.waiting, self._clock.monotonic())
 
+    def pulled(self, model: str, works: bool) -> None:
+        """Whether the last pull of this router was answered."""
+        (self._stuck.discard if works else self._stuck.add)(model)
+
     # what is asked
 
     def models(self) -> set[str]:
@@ -110,6 +116,14 @@ class Waiting:
                 found.setdefault(place.tier, {})[place.lane] = jobs
         return found
 
+    def ahead(self, model: str) -> Lanes:
+        """Those of them that new work has to wait for."""
+        return Lanes() if self.stuck(model) else self.lanes(model)
+
+    def stuck(self, model: str) -> bool:
+        """Until another pull is answered."""
+        return model in self._stuck
+
     def jobs(self) -> Iterator[HeldJob]:
         """Those that were counted in the queue; model names as they are in subjects."""
         for subject in self._counted:
@@ -118,11 +132,13 @@ class Waiting:
                 yield HeldJob(job=job, state=State.QUEUED, model=place.model, tier=Tier(place.tier), lane=place.lane)
 
     def by_tier(self, model: str) -> dict[str, int]:
-        """The same by tier, for the report."""
+        """`lanes` by tier, for the report."""
         return {tier: sum(lanes.values()) for tier, lanes in self.lanes(model).items()}
 
     def ahead_of(self, model: str, tier: str) -> bool:
-        """True when a job of `tier` or a higher one waits, as far as any router knows."""
+        """True when a job of `tier` or a higher one waits that can be pulled, as far as any router knows."""
+        if self.stuck(model):
+            return False
         oldest = self._clock.monotonic() - FRESH_S
         counts: list[Mapping[str, int]] = [self.by_tier(model)]
         counts += [waiting for (_, of), (waiting, at) in self._others.items() if of == model and at > oldest]

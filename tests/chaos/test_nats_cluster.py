@@ -5,15 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
+import nats
 import pytest
 
 from schemas.subjects import JOBS_STREAM
 from services.cli.up.plan import Counts
 from tests.chaos.fleet import Fleet, fleet
-from tests.chaos.streams import Answer, Progress, ask_all, assert_same, longest_pause, questions, ready, undisturbed, until
+from tests.chaos.streams import (
+    Answer,
+    Progress,
+    Question,
+    ask,
+    ask_all,
+    assert_same,
+    clients,
+    longest_pause,
+    questions,
+    ready,
+    undisturbed,
+    until,
+)
+from tests.e2e.operator import Operator
 from tests.nats_fixture import NatsServer
-from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -39,13 +55,30 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             assert made.running[name].poll() is None, f"{name} ended: {made.said}"
 
 
+async def queue_info(op: Operator) -> dict[str, Any]:
+    """Of the work queue's stream; empty while nobody can say."""
+    with suppress(nats.errors.Error):
+        answer = await op.client.request(f"$JS.API.STREAM.INFO.{JOBS_STREAM}", b"", timeout=1.0)
+        return dict(json.loads(answer.data))
+    return {}
+
+
 async def leader(made: Fleet) -> NatsServer:
     """The server that leads the work queue's stream."""
     async with made.operator() as op, asyncio.timeout(30.0):
         while True:
-            info = json.loads((await op.client.request(f"$JS.API.STREAM.INFO.{JOBS_STREAM}", b"", timeout=PATIENCE_S)).data)
-            if name := info.get("cluster", {}).get("leader"):
+            if name := (await queue_info(op)).get("cluster", {}).get("leader"):
                 return made.cluster.nodes[name]
+            await asyncio.sleep(0.1)
+
+
+async def three_copies(made: Fleet) -> None:
+    """Until each server keeps all of the work queue: what an operator waits for before the next one."""
+    async with made.operator() as op, asyncio.timeout(60.0):
+        while True:
+            group = (await queue_info(op)).get("cluster", {})
+            if group.get("leader") and [peer["current"] for peer in group.get("replicas", ())] == [True, True]:
+                return
             await asyncio.sleep(0.1)
 
 
@@ -132,8 +165,36 @@ async def test_its_data(cluster: Fleet) -> None:
     assert_same(await ask_all(cluster.url, STREAMS, fault), expected)
     await whole(cluster)
     async with cluster.operator() as op:
-        info = json.loads((await op.client.request(f"$JS.API.STREAM.INFO.{JOBS_STREAM}", b"", timeout=PATIENCE_S)).data)
-        assert info["config"]["num_replicas"] == 3
+        assert (await queue_info(op))["config"]["num_replicas"] == 3
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_every_server_in_turn_under_a_steady_load(cluster: Fleet, end: str) -> None:
+    """No request is sent away: also those that begin in such a moment, and those that must wait for a place."""
+    await whole(cluster)
+    expected = {question.number: answer for question, answer in zip(MANY, await undisturbed(cluster.url, MANY), strict=True)}
+    answers: list[tuple[int, Answer]] = []
+    over = asyncio.Event()
+
+    async def again_and_again(question: Question) -> None:
+        async with clients(cluster.url) as client:
+            while not over.is_set():
+                answers.append((question.number, await ask(client, question)))
+
+    async with asyncio.TaskGroup() as group:
+        for question in MANY:
+            group.create_task(again_and_again(question))
+        for node in cluster.cluster.nodes.values():
+            await asyncio.to_thread(getattr(node, end))
+            before = len(answers)
+            await until(lambda: len(answers) >= before + len(MANY), 60.0)  # noqa: B023 - awaited before it changes
+            await asyncio.to_thread(node.start)
+            await three_copies(cluster)
+        over.set()
+    wrong = [answer for number, answer in answers if answer.said != expected[number].said]
+    print(f"\nof {len(answers)} answers {len(wrong)} failed")
+    assert not wrong, f"{len(wrong)} of {len(answers)}: {wrong[:2]}"
+    await whole(cluster)
 
 
 async def test_a_worker_dies_and_only_the_server_sees_it(cluster: Fleet) -> None:

@@ -10,6 +10,7 @@ from random import Random
 
 from schemas.codec import encode
 from schemas.control import CancelAck, CancelJob
+from schemas.errors import BusUnavailable
 from schemas.job import Job
 from schemas.placement import Accepted, Queue, Refused, SubmitAnswer
 from schemas.reply import Event, Frames
@@ -30,12 +31,16 @@ EDGE_WAITS_S = 0.6
 
 
 class CountedQueue(MemoryWorkQueue):
-    """Counts how often somebody looked into it."""
+    """Counts how often somebody looked into it. While `headless` it takes and counts jobs, as with a consumer without a leader,
+    but gives none."""
 
     pulls = 0
+    headless = False
 
     async def pull(self, subject_filter: str, durable: str) -> MemoryItem | None:
         self.pulls += 1
+        if self.headless:
+            raise BusUnavailable("no answer to a pull")
         return await super().pull(subject_filter, durable)
 
 

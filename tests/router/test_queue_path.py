@@ -5,7 +5,7 @@ from __future__ import annotations
 from schemas.codec import encode
 from schemas.job import LANES, Tier
 from schemas.lifecycle import State
-from schemas.placement import Queue
+from schemas.placement import Accepted, Queue
 from schemas.state import EdgeBeat, QueueReport, Role
 from services.bus.typed import send
 from services.clock import SystemClock
@@ -192,6 +192,41 @@ async def test_the_queue_comes_back_after_it_was_down(house: House) -> None:
     job = a_job()
     await house.put(job)
     await until(lambda: both.placed)
+
+
+async def test_what_cannot_be_pulled_holds_no_new_work_back(house: House) -> None:
+    """The stream has a leader, its consumer has none: jobs are put and counted, and no router gets them."""
+    house.queue.headless = True
+    [both] = await house.workers(Role.BOTH)
+    stranded = a_job()
+    await house.put(stranded)
+    await until(lambda: house.routers[0].waiting.stuck(MODEL))
+    new = a_job()
+    assert isinstance(await house.submit(new), Accepted)
+    assert house.routers[0].waiting.by_tier(MODEL) == {"paid": 1}, "it is reported all the same"
+    house.queue.headless = False
+    await until(lambda: len(both.placed) == 2)
+    assert [placement.job for placement in both.placed] == [new, stranded]
+    await eventually(house.empty)
+
+
+async def test_a_queue_that_gives_again_is_noticed_without_credit(house: House) -> None:
+    """Else those who waited would stay behind all who come."""
+    house.queue.headless = True
+    [both] = await house.workers(Role.BOTH)
+    stranded = a_job()
+    await house.put(stranded)
+    await until(lambda: house.routers[0].waiting.stuck(MODEL))
+    both.slots = 0
+    both.beat()
+    await until(lambda: not house.routers[0].view.workers(MODEL)[0].decode_slots)
+    house.queue.headless = False
+    await until(lambda: not house.routers[0].waiting.stuck(MODEL))
+    both.slots = 1
+    assert isinstance(await house.submit(a_job()), Queue), "it waits its turn again"
+    both.beat()
+    await until(lambda: both.placed)
+    assert both.placed[0].job == stranded
 
 
 async def test_two_routers_place_each_job_once(house_of_two: House) -> None:

@@ -119,3 +119,16 @@ def test_old_memories_go(waiting: Waiting, clock: ManualClock) -> None:
     waiting.forget_old()
     assert not waiting._expected
     assert not waiting._others
+
+
+def test_who_cannot_be_pulled_holds_nobody_back(waiting: Waiting, clock: ManualClock) -> None:
+    waiting.counted({waiting.subject(a_job(lane=3)): 1}, clock.monotonic())
+    waiting.heard(QueueReport(router=OTHER, model=MODEL, waiting={"paid": 1}))
+    waiting.pulled(MODEL, False)
+    assert not waiting.ahead_of(MODEL, Tier.FREE)
+    assert waiting.ahead(MODEL) == {}
+    assert waiting.lanes(MODEL) == {"paid": {3: 1}}
+    assert waiting.by_tier(MODEL) == {"paid": 1}
+    waiting.pulled(MODEL, True)
+    assert waiting.ahead_of(MODEL, Tier.FREE)
+    assert waiting.ahead(MODEL) == {"paid": {3: 1}}

@@ -1,9 +1,9 @@
 """How much a JSON text holds, told from its bytes before anything is made of it.
 
 What makes a body costly is not its length but how many small things it holds: one string of 4 MB is read in milliseconds, a
-million empty arrays holds up the event loop, and with it every stream of this process, for a second. A thread would not help:
-the decoders keep the GIL. Invariants: looking costs a few milliseconds for 4 MB, whatever they are; no valid JSON is counted
-wrongly, and of what is none at least all that stands before its fault is counted.
+million arrays in one another hold up the event loop, and with it every stream of this process, for a second. A thread would not
+help: the decoders keep the GIL. Invariants: looking costs a few milliseconds for 4 MB, whatever they are; no valid JSON is
+counted wrongly, and of what is none at least all that stands before its fault is counted.
 """
 
 from __future__ import annotations

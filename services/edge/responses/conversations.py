@@ -69,9 +69,11 @@ class Conversations:
         items = self._items(await self._body(request))
         if not items:
             raise InvalidRequest("'items' must hold at least one item.", param="items")
-        must_be_new(items, await self._all(request, name), "items")
-        if not await self._store.append(name, tenant_of(request), items):
+        must_be_new(items, (), "items")
+        known = await self._store.append(name, tenant_of(request), items)
+        if known is None:
             raise no_conversation(name)
+        must_be_new(items, known, "items")
         return JSONResponse(listed(items, has_more=False))
 
     async def item(self, request: Request, name: str, item: str) -> Response:

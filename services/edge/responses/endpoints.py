@@ -67,7 +67,7 @@ class Responses:
         refuse_extras(body, OF_CHAT)
         items = read_items(asked.input, served.random)
         before = await history(asked, by.caller.tenant.name, self._store, self._conversations)
-        must_be_new(items, before)
+        must_be_new(items, (item["id"] for item in before))
 
         async def take(turn: Turn, asked: ResponsesRequest) -> Response:
             prepared = await prepare(turn, by.caller, asked, [*before, *items])

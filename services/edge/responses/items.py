@@ -7,7 +7,7 @@ Kept items are whole: each has an id, a type, a status and its content in parts.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
 
@@ -39,9 +39,12 @@ def read_items(value: Any, random: Random, param: str = "input") -> list[Item]:
     return [_item(item, random, f"{param}[{index}]") for index, item in enumerate(value)]
 
 
-def must_be_new(items: Sequence[Item], before: Sequence[Item], param: str = "input") -> None:
-    """An id names one item of all that was said: pages of items go on behind it. Raises `InvalidRequest` that names the place."""
-    known = {item["id"] for item in before}
+def must_be_new(items: Sequence[Item], before: Iterable[str], param: str = "input") -> None:
+    """An id names one item of all that was said: pages of items go on behind it. `before`: the ids that name others.
+
+    Raises `InvalidRequest` that names the place.
+    """
+    known = set(before)
     for index, item in enumerate(items):
         if item["id"] in known:
             raise InvalidRequest(f"There is an item with the id {item['id'][:64]!r} already.", param=f"{param}[{index}].id")

@@ -1,7 +1,8 @@
 """Conversations and their items as rows.
 
-Owns the SQL. Invariants: a conversation is its tenant's alone; items keep the order in which they were appended, whoever appends
-at the same time; what one request reads of a conversation is bounded, because what it may grow to is.
+Owns the SQL. Invariants: a conversation is its tenant's alone; an id names one item of it, and items keep the order in which they
+were appended, whoever appends at the same time; what one request reads of a conversation is bounded, because what it may grow to
+is.
 """
 
 from __future__ import annotations
@@ -75,14 +76,18 @@ class SqlConversationStore:
             query = sa.select(items.c.item).where(items.c.conversation == name).order_by(items.c.position)
             return [_decode(item) for item in (await connection.scalars(query)).all()]
 
-    async def append(self, name: str, tenant: str, new: Sequence[Json]) -> bool:
-        """False: there is no such conversation. Raises `PayloadTooLarge` when it is full."""
+    async def append(self, name: str, tenant: str, new: Sequence[Json]) -> frozenset[str] | None:
+        """The ids of `new` that name items of it already; if there are any, nothing is added. None: there is no conversation.
+
+        Raises `PayloadTooLarge` when it is full.
+        """
         async with self._database.write() as connection:
-            if await append(connection, name, tenant, new):
-                return True
-            if await _lock(connection, name, tenant):
+            if not await _lock(connection, name, tenant):
+                return None
+            known = await _known(connection, name, new)
+            if not known and not await _add(connection, name, new):
                 raise PayloadTooLarge("The conversation is full: begin another one.", param="items")
-            return False
+            return known
 
     async def delete_item(self, name: str, tenant: str, item: str) -> bool:
         """False: there is no such item."""
@@ -94,10 +99,22 @@ class SqlConversationStore:
             return bool(deleted.rowcount)
 
 
-async def append(connection: AsyncConnection, name: str, tenant: str, new: Sequence[Json]) -> bool:
-    """As part of a transaction. False: there is no such conversation, or it is full."""
-    if not await _lock(connection, name, tenant):
-        return False
+async def append(connection: AsyncConnection, name: str, tenant: str, new: Sequence[Json]) -> None:
+    """As part of a transaction. Those whose ids name items of it already are left out: they were added meanwhile. One that is
+    gone or full takes nothing."""
+    if await _lock(connection, name, tenant):
+        known = await _known(connection, name, new)
+        await _add(connection, name, [item for item in new if item["id"] not in known])
+
+
+async def _known(connection: AsyncConnection, name: str, new: Sequence[Json]) -> frozenset[str]:
+    """The ids of `new` that name items already of a conversation that is locked."""
+    query = sa.select(items.c.id).where(items.c.conversation == name, items.c.id.in_([item["id"] for item in new]))
+    return frozenset((await connection.scalars(query)).all())
+
+
+async def _add(connection: AsyncConnection, name: str, new: Sequence[Json]) -> bool:
+    """To a conversation that is locked. False: it is full."""
     has = sa.select(
         sa.func.coalesce(sa.func.max(items.c.position), -1), sa.func.count(), sa.func.sum(sa.func.length(items.c.item))
     ).where(items.c.conversation == name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import openai
@@ -85,6 +86,18 @@ async def test_an_id_names_one_item_of_all_that_was_said(api: ResponsesApi) -> N
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input[1].id")
     again = await api.respond(input=first["output"], previous_response_id=first["id"])
     assert (again.status_code, again.json()["error"]["param"]) == (400, "input[0].id")
+
+
+async def test_of_additions_at_the_same_time_one_has_the_id(api: ResponsesApi) -> None:
+    name = (await api.ask("POST", "/v1/conversations", metadata={})).json()["id"]
+    items = f"/v1/conversations/{name}/items"
+    same = {"items": [{"role": "user", "content": "x", "id": "msg_1"}]}
+    answers = await asyncio.gather(*(api.ask("POST", items, **same) for _ in range(4)))
+    assert sorted(answer.status_code for answer in answers) == [200, 400, 400, 400]
+    refused = await api.ask("POST", items, **same)
+    assert {answer.text for answer in answers if answer.status_code == 400} == {refused.text}
+    assert refused.json()["error"]["param"] == "items[0].id"
+    assert len((await api.ask("GET", items)).json()["data"]) == 1
 
 
 async def test_what_writes_is_a_request_of_the_minute(api: ResponsesApi) -> None:

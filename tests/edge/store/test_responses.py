@@ -126,3 +126,28 @@ async def test_items_of_many_writers_are_all_there(conversations: SqlConversatio
     names = [item["id"] for item in items]
     assert sorted(names) == sorted(f"{n}-{k}" for n in range(10) for k in range(3))
     assert all(names[at][0] == names[at + 1][0] == names[at + 2][0] for at in range(0, 30, 3))
+
+
+async def test_an_id_names_one_item_whoever_adds_it_at_the_same_time(conversations: SqlConversationStore) -> None:
+    """What is refused adds none of its items."""
+    await conversations.create("c", "t", {}, [{"id": "first"}])
+    told = await asyncio.gather(*(conversations.append("c", "t", [{"id": f"own-{n}"}, {"id": "same"}]) for n in range(5)))
+    assert sorted(told, key=len) == [frozenset(), *[frozenset({"same"})] * 4]
+    items = await conversations.items("c", "t")
+    assert items is not None
+    assert [item["id"] for item in items] == ["first", f"own-{told.index(frozenset())}", "same"]
+    assert await conversations.append("c", "t", [{"id": "first"}, {"id": "same"}]) == {"first", "same"}
+    assert await conversations.append("c", "other", [{"id": "new"}]) is None
+
+
+async def test_a_response_does_not_add_what_was_added_meanwhile(
+    responses: SqlResponseStore, conversations: SqlConversationStore
+) -> None:
+    """Its client was answered: it can be refused no more."""
+    await conversations.create("c", "t", {}, [])
+    same = [{**response(name, conversation="c").object, "output": [{"id": f"out-{name}"}]} for name in ("a", "b")]
+    await asyncio.gather(*(responses.add("t", StoredResponse(about, [{"id": "in"}], False)) for about in same))
+    items = await conversations.items("c", "t")
+    assert items is not None
+    assert items[0] == {"id": "in"}
+    assert sorted(item["id"] for item in items[1:]) == ["out-a", "out-b"]

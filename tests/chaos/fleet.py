@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import nats
+from nats.aio.client import Client
 
 from services.cli.up.credentials import load_or_create
 from services.cli.up.nats import NatsPlan, violations, write_config
@@ -46,13 +47,18 @@ class Fleet:
         return "\n".join(f"{path.name}: {path.read_text()[-800:]}" for path in sorted(self.folder.glob("*.log")))
 
     @asynccontextmanager
-    async def operator(self) -> AsyncIterator[Operator]:
+    async def client(self, user: str) -> AsyncIterator[Client]:
         servers = self.cluster.url.split(",")
-        client = await nats.connect(servers, user="operator", password=self.passwords["operator"], inbox_prefix="_INBOX.operator")
+        client = await nats.connect(servers, user=user, password=self.passwords[user], inbox_prefix=f"_INBOX.{user}")
         try:
-            yield Operator(client)
+            yield client
         finally:
             await client.close()
+
+    @asynccontextmanager
+    async def operator(self) -> AsyncIterator[Operator]:
+        async with self.client("operator") as client:
+            yield Operator(client)
 
 
 @contextmanager

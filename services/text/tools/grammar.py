@@ -101,11 +101,16 @@ def _followed(schema: Any) -> Any:
         return [_followed(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
+    followed = {
         key: _followed(value)
         for key, value in schema.items()
         if not (key == "pattern" and isinstance(value, str) and _BEYOND.search(value))
     }
+    named = followed.get("patternProperties")
+    if isinstance(named, dict) and any(_BEYOND.search(pattern) for pattern in named):
+        followed["patternProperties"] = {pattern: value for pattern, value in named.items() if not _BEYOND.search(pattern)}
+        followed.pop("additionalProperties", None)  # it was said of other names than those of the pattern
+    return followed
 
 
 def _bounded(schema: dict[str, Any], *, lenient: bool = False) -> str:

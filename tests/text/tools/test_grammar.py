@@ -113,6 +113,20 @@ def test_a_function_that_is_not_strict_is_kept_to_what_can_be(schema: dict[str, 
     assert isinstance(compile_grammar(strict, BYTES), BadGrammar)
 
 
+@pytest.mark.parametrize("pattern", [r"^(?=x)", r"^(?!n_)", r"^x\b", r"^(.)\1$"])
+def test_names_by_a_pattern_that_cannot_be_followed(pattern: str) -> None:
+    """Any name may be one of them, unless the schema tells by itself what the name has."""
+    typed = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+    parameters = {"properties": {"of": {**typed, "patternProperties": {pattern: {"type": "string"}, "^n_": {"type": "integer"}}}}}
+    grammar = calls(HERMES, [Function("f", "", parameters)], several=False)
+    for good in ({"a": 1, "xx": "s"}, {"a": 1, "n_b": 2}):
+        assert takes(grammar, call(HERMES, "f", {"of": good}))
+    for wrong in ({"a": "s"}, {"xx": "s"}, {"a": 1, "n_b": "s"}):
+        assert not takes(grammar, call(HERMES, "f", {"of": wrong}))
+    strict = calls(HERMES, [Function("f", "", parameters, strict=True)], several=False)
+    assert isinstance(compile_grammar(strict, BYTES), BadGrammar)
+
+
 def test_text_that_begins_as_a_call_is_one() -> None:
     """The parser takes blanks before the brace for nothing, so a text may not begin so either."""
     grammar = calls_or_text(LLAMA3, [Function("walk", "", LIST, strict=True)], several=True, content=None)

@@ -26,6 +26,7 @@ from services.edge.gate.accounts import Accounts
 from services.edge.gate.budgets import Budgets
 from services.edge.gate.door import Door
 from services.edge.gate.keyring import Keyring
+from services.edge.gate.losses import watch_for_losses
 from services.edge.gate.meter import Meter
 from services.edge.gate.retention import forget_old
 from services.edge.http_server import Bounds, HttpServer, free_port
@@ -96,12 +97,14 @@ async def serve(settings: Settings, process: str, stop: asyncio.Event, loaded: C
         accounts = Accounts(SqlAccountStore(database), whose, clock)
         ledger = SqlUsageStore(database)
         budgets = Budgets(ledger, process, clock, metrics)
-        meter = Meter(Counters(js, subjects).add, budgets, clock, metrics)
+        counters = Counters(js, subjects)
+        meter = Meter(counters.add, budgets, clock, metrics)
         work = (
             shared.run(),
             keyring.run(),
             accounts.run(),
             budgets.run(),
+            watch_for_losses(counters.add, meter.allotments, clock),
             forget_old(ledger, edge.usage_keep_days * _DAY_S, random, metrics),
             record_loop_lag(metrics, clock.monotonic),
         )

@@ -21,6 +21,7 @@ from services.clock import Clock
 
 SLICES = 32
 """The parts that a limit is taken in, when more than what is needed at once is taken."""
+WINDOW_S = 60.0
 PATIENCE_S = 0.05
 KEPT_S = 1.0
 _DOWN_S = 0.25
@@ -58,7 +59,7 @@ class _Window:
 class Allotment:
     """`limit`: in a window of `window_s` seconds. `kept_s`: how long more than two slices are kept for requests to come."""
 
-    def __init__(self, counter: Counter, clock: Clock, limit: int, window_s: float = 60.0, kept_s: float = KEPT_S) -> None:
+    def __init__(self, counter: Counter, clock: Clock, limit: int, window_s: float = WINDOW_S, kept_s: float = KEPT_S) -> None:
         self._counter = counter
         self._clock = clock
         self._window_s = window_s
@@ -113,6 +114,17 @@ class Allotment:
     @property
     def window(self) -> int:
         return self._current().number
+
+    def took_in(self, window: int) -> bool:
+        """Whether part of the window's limit is ours, spent or not."""
+        return self._window.number == window and self._window.granted > 0
+
+    async def put_back(self, era: int) -> None:
+        """Of a counter that was lost: add again what we took. `era`: of the counters in this window now. A question that is under
+        way sees to it by itself."""
+        window = self._current()
+        if window.granted and window.era != era and self._idle:
+            await asyncio.wait({self._begin(self._add(window, 0))})
 
     def _current(self) -> _Window:
         number = int(self._clock.wall() // self._window_s)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -148,6 +148,10 @@ class Meter:
         """None where the caller has no such limit."""
         found = [Left(one.limit, one.remaining, one.resets_in()) for one in self._of(caller, kind)]
         return min(found, key=lambda one: one.remaining, default=None)
+
+    def allotments(self) -> Iterable[Allotment]:
+        """Of all who asked lately."""
+        return self._allotments.values()
 
     async def _taken(self, caller: Caller, kind: str, amount: int) -> Reservation:
         reservation = Reservation(caller, self._budgets)

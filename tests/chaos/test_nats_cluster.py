@@ -28,7 +28,6 @@ from tests.chaos.streams import (
     undisturbed,
     until,
 )
-from tests.e2e.operator import Operator
 from tests.nats_fixture import NatsServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -55,21 +54,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             assert made.running[name].poll() is None, f"{name} ended: {made.said}"
 
 
-async def queue_info(op: Operator) -> dict[str, Any]:
-    """Of the work queue's stream; empty while nobody can say."""
-    with suppress(nats.errors.Error):
-        answer = await op.client.request(f"$JS.API.STREAM.INFO.{JOBS_STREAM}", b"", timeout=1.0)
-        return dict(json.loads(answer.data))
-    return {}
+async def queue_info(made: Fleet) -> dict[str, Any]:
+    """Of the work queue's stream, once somebody leads it."""
+    async with made.operator() as op, asyncio.timeout(30.0):
+        while True:
+            with suppress(nats.errors.Error):
+                answer = await op.client.request(f"$JS.API.STREAM.INFO.{JOBS_STREAM}", b"", timeout=1.0)
+                info: dict[str, Any] = json.loads(answer.data)
+                if info.get("cluster", {}).get("leader"):
+                    return info
+            await asyncio.sleep(0.1)
 
 
 async def leader(made: Fleet) -> NatsServer:
     """The server that leads the work queue's stream."""
-    async with made.operator() as op, asyncio.timeout(30.0):
-        while True:
-            if name := (await queue_info(op)).get("cluster", {}).get("leader"):
-                return made.cluster.nodes[name]
-            await asyncio.sleep(0.1)
+    return made.cluster.nodes[(await queue_info(made))["cluster"]["leader"]]
 
 
 async def healthy(made: Fleet) -> None:
@@ -170,8 +169,7 @@ async def test_its_data(cluster: Fleet) -> None:
 
     assert_same(await ask_all(cluster.url, STREAMS, fault), expected)
     await whole(cluster)
-    async with cluster.operator() as op:
-        assert (await queue_info(op))["config"]["num_replicas"] == 3
+    assert (await queue_info(cluster))["config"]["num_replicas"] == 3
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])

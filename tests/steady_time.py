@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 TICK_S = 0.01
-GAP_S = 0.05
-"""Whoever ticks each 10 ms and is this late was not let run, and with it nobody of this process."""
+GAP_S = 0.02
+"""Whoever ticks each 10 ms and is this late was not let run, and with it nobody of this process. Several such gaps in a row are
+longer than what some tests give an answer."""
 
 
 class SteadyTime:

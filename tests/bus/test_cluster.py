@@ -63,7 +63,7 @@ async def pulled(queue: JetStreamWorkQueue) -> Item:
 
 
 async def echo(bus: Bus) -> Msg:
-    return await bus.request("echo", b"?", timeout=0.5)
+    return await bus.request("echo", b"?", timeout=TIMEOUT_S)
 
 
 async def leader(js: JetStream, stream: str) -> str:
@@ -86,13 +86,14 @@ async def test_streams_and_buckets_have_their_replicas(buses: list[Bus]) -> None
         assert len(info["cluster"]["replicas"]) == 2
     grown = JetStreamWorkQueue(JetStream(buses[0], timeout=TIMEOUT_S, replicas=1), Subjects())
     await eventually(grown.ensure)
-    assert (await js.api(f"STREAM.INFO.{JOBS_STREAM}"))["config"]["num_replicas"] == 1
+    info = await eventually(lambda: js.api(f"STREAM.INFO.{JOBS_STREAM}"))
+    assert info["config"]["num_replicas"] == 1
 
 
 async def test_a_client_goes_on_at_another_server(nats_cluster: NatsCluster, buses: list[Bus]) -> None:
     for name in ("n1", "n2"):
         nats_cluster.nodes[name].kill()
-        assert (await eventually(lambda: echo(buses[0]), 5.0)).data == b"?"
+        assert (await eventually(lambda: echo(buses[0]))).data == b"?"
         nats_cluster.start()
 
 
@@ -104,7 +105,7 @@ async def test_the_leader_dies(nats_cluster: NatsCluster, buses: list[Bus]) -> N
     subject = Subjects().job("m", "free", 1, "a")
     await eventually(lambda: queue.put(subject, b"a", msg_id="a.1", ttl_s=60.0))
     nats_cluster.nodes[await eventually(lambda: leader(js, JOBS_STREAM))].kill()
-    await eventually(lambda: echo(buses[0]), 5.0)
+    await eventually(lambda: echo(buses[0]))
     started = time.monotonic()
     assert await eventually(lambda: queue.waiting("hr.jobs.>")) == {subject: 1}
     item = await pulled(queue)
@@ -119,7 +120,7 @@ async def test_quorum_is_lost_and_comes_back(nats_cluster: NatsCluster, buses: l
     await eventually(queue.ensure)
     for name in ("n1", "n2"):
         nats_cluster.nodes[name].kill()
-    await eventually(lambda: echo(buses[0]), 5.0)
+    await eventually(lambda: echo(buses[0]))
     subject = Subjects().job("m", "free", 1, "a")
     calls: list[Callable[[], Awaitable[object]]] = [
         fresh.ensure,
@@ -130,7 +131,7 @@ async def test_quorum_is_lost_and_comes_back(nats_cluster: NatsCluster, buses: l
     for call in calls:
         with pytest.raises((BusUnavailable, Disconnected)):
             await _repeated(call)
-        assert (await echo(buses[0])).data == b"?"
+        assert (await eventually(lambda: echo(buses[0]))).data == b"?"
     nats_cluster.start()
     await eventually(fresh.ensure)
     put = await eventually(lambda: queue.put(subject, b"a", msg_id="a.1", ttl_s=60.0))

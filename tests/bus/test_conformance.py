@@ -134,6 +134,7 @@ async def test_silence_times_out_and_a_late_answer_is_dropped(new_bus: NewBus) -
     await two.flush(PATIENCE_S)
     with pytest.raises(RequestTimeout):
         await one.request("slow", b"", timeout=0.05)
+    await until(lambda: held)
     two.publish(held[0].reply, b"late")
     assert (await one.request("r", b"next", timeout=PATIENCE_S)).data == b"NEXT"
 

@@ -33,7 +33,7 @@ class Fixture:
         self.service.endpoint("slow", "t.slow", self._slow, queue="mine", metadata={"timeout": "5"})
         self.service.endpoint("fail", "t.fail", self._fail)
 
-    async def ask(self, subject: str, data: bytes = b"{}", timeout: float = 5.0) -> Msg:
+    async def ask(self, subject: str, data: bytes = b"{}", timeout: float = PATIENCE_S) -> Msg:
         return await self.caller.request(subject, data, timeout=timeout)
 
     async def json(self, subject: str) -> Any:

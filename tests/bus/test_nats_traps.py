@@ -61,6 +61,7 @@ async def test_1_an_error_from_the_server_is_a_reconnect_not_the_end(server: Nat
     assert "headrace_bus_reconnects_total 1.0" in metrics.prometheus_text().decode()
     assert bus.connected
     assert bus.max_payload < 2_000_000
+    await bus.flush(PATIENCE_S)  # the server knows again what it listens to
     peer.publish("still.here", b"heard")
     await until(lambda: got)
     await _works(bus)
@@ -246,6 +247,7 @@ async def test_9_it_reconnects_for_ever_and_hears_again(server: NatsServer, bus:
     await until(lambda: bus.connected and peer.connected)
     assert bus.down_for() == 0.0
     assert 0.0 <= bus.steady_for() < 5.0
+    await bus.flush(PATIENCE_S)
     peer.publish("gone", b"")
     peer.publish("r.1", b"again")
     await until(lambda: got)

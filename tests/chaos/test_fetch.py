@@ -168,6 +168,7 @@ async def test_the_lender_is_killed(scripted_stack: StartScripted, transfer: str
         await at_the_offer(up, lambda: kill(up, "d1"), submit)
         assert (await plays.answer(runs[0]))[0] == expected
         await back(up, "d1", before)
+        await serves(up, "d1")
         await op.assert_clean()
 
 
@@ -200,6 +201,11 @@ async def test_the_fetching_worker_is_killed(scripted_stack: StartScripted, tran
 async def restarted(up: Up, name: str) -> None:
     """A worker with an empty cache, that serves."""
     await back(up, name, kill(up, name))
+    await serves(up, name)
+
+
+async def serves(up: Up, name: str) -> None:
+    """Until the worker that was just started does."""
     async with operator(up) as op:
         process = processes.process_id(up, name)
-        await op.until(lambda found: process in found, 20.0)
+        await op.until(lambda found: process in found, 60.0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.processes import back, kill, process_id, stop_for
-from tests.chaos.streams import Progress, ask_all, assert_same, questions, undisturbed, until
+from tests.chaos.streams import Progress, ask_all, assert_same, questions, ready, undisturbed, until
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import Operator, operator
 from tests.e2e.running import Up
@@ -50,6 +50,9 @@ async def test_both_routers_are_killed(scripted_stack: StartScripted) -> None:
             await back(up, name, before)
 
     assert_same(await ask_all(up.url, asked, fault), expected)
+    async with operator(up) as op:
+        await both_route(op)
+    await ready(up.url)
 
 
 async def test_a_router_stands_still_for_ten_seconds(scripted_stack: StartScripted) -> None:
@@ -71,8 +74,14 @@ async def answered(progress: Progress, streams: int) -> None:
     await until(lambda: sum(pieces > 0 for pieces in progress.pieces) >= streams, 60.0)
 
 
+async def both_route(op: Operator) -> None:
+    """Until each router takes work: it answers an operator last of all."""
+    await op.several("router", 2)
+
+
 async def assert_nothing_waits(up: Up, op: Operator) -> None:
     """Until the queue is empty, as each router sees it."""
+    await both_route(op)
     for name in ("r1", "r2"):
         subject = f"hr.admin.router.{process_id(up, name)}.status"
         async with asyncio.timeout(PATIENCE_S):

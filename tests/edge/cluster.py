@@ -29,10 +29,10 @@ from tests.waiting import PATIENCE_S, until
 
 MODEL = "scripted"
 FAST = Timing(
-    submit_s=0.05,
+    submit_s=0.1,
     repeat_s=0.02,
     stalled_s=0.1,
-    owned_s=0.15,
+    owned_s=0.3,
     cancel_s=0.5,
     settle_s=0.0,
     pace_s=(0.005, 0.01),

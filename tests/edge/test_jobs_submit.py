@@ -131,7 +131,7 @@ async def test_a_job_that_comes_while_we_reconnect_waits_for_it(cluster: Cluster
 async def test_routers_that_were_heard_just_now_may_reconnect(cluster: Cluster) -> None:
     await cluster.deafen()
     handle = cluster.edge.start(draft())
-    await asyncio.sleep(0.001)
+    await until(lambda: handle._job.attempt > 1, what="nobody heard the first attempt")
     await cluster.listen()
     cluster.answers = [cluster.accept(1)]
     job = await cluster.submitted(1)
@@ -166,7 +166,7 @@ async def test_queued(cluster: Cluster) -> None:
 
 async def test_queue_deadline(cluster: Cluster) -> None:
     cluster.answers = [Queue(router=ROUTER)]
-    handle = cluster.edge.start(draft(queue_s=0.1))
+    handle = cluster.edge.start(draft(queue_s=0.3))
     await handle.admitted()
     with pytest.raises(QueueExpired):
         await handle.next(PATIENCE_S)
@@ -176,11 +176,11 @@ async def test_queue_deadline(cluster: Cluster) -> None:
 
 async def test_the_queue_deadline_does_not_touch_a_job_that_left_the_queue(cluster: Cluster) -> None:
     cluster.answers = [Queue(router=ROUTER)]
-    handle = cluster.edge.start(draft(queue_s=0.1))
+    handle = cluster.edge.start(draft(queue_s=0.3))
     job = await cluster.submitted(1)
     await handle.admitted()
     cluster.own(PREFILL, job, 1)
-    assert await handle.next(0.2) == []
+    assert await handle.next(0.5) == []
     cluster.tokens(PREFILL, job, 1, 0, [5], hop=1, finish=FinishReason.STOP)
     assert await collect(handle) == ([5], FinishReason.STOP)
 

@@ -101,6 +101,7 @@ class Site:
         await until(lambda: "Slow Consumer" in self.server.log)
         socket.resume_reading()  # type: ignore[attr-defined]
         await until(lambda: self.bus.connected and self.bus.steady_for() < 60.0)
+        await self.bus.flush(PATIENCE_S)  # the server knows again what it listens to
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ async def test_a_position_beyond_the_end_is_said_to_be_one(edges: Pair) -> None:
 
 
 async def test_what_was_kept_long_enough_is_gone(tmp_path: Path) -> None:
-    async with pair(tmp_path, retention=Retention(keep_s=0.5)) as edges:
+    async with pair(tmp_path, retention=Retention(keep_s=2.0)) as edges:
         job, owner = await begun(edges)
         owner.go_on(1, FinishReason.STOP)
         assert (await read_all(await attach(edges.second, job)))[0] == owner.tokens()

@@ -35,6 +35,7 @@ from services.edge.jobs.models import ModelBoard
 from services.edge.jobs.outage import Outage
 from services.edge.jobs.timing import Timing
 from services.edge.jobs.wire import Wire
+from services.telemetry.logs import AtMost
 
 _log = logging.getLogger("headrace.edge")
 QUEUE_UNREACHABLE, NO_BUS = "queue_unreachable", "no_bus"
@@ -52,6 +53,7 @@ class Submission:
         self._board = board
         self._timing = timing
         self._outage = Outage(timing.queue_s)
+        self._may_log = AtMost(_now)
 
     async def place(self, job: ActiveJob, router: str = "") -> AttemptEnd | None:
         """Submit the current attempt, to `router` or to whichever comes first. None: somebody has it now."""
@@ -92,7 +94,7 @@ class Submission:
         try:
             return await self._put(job, self._wire.bus.dialect.encode(job_message(job))) is not Put.FULL
         except HeadraceError as error:
-            _log.info("the queue cannot be reached: %s", error.message)
+            self._out_of_reach(error)
             return False
 
     async def _put(self, job: ActiveJob, data: bytes) -> Put:
@@ -108,7 +110,7 @@ class Submission:
         put = await self._queue.put(subject, data, msg_id=f"{job.id}.{attempt}", ttl_s=draft.limits.queue_s, headers=headers)
         self._outage.worked()
         if job.attempt == attempt:
-            job.queued_at = asyncio.get_running_loop().time()
+            job.queued_at = _now()
         return put
 
     async def _enqueue(self, job: ActiveJob, data: bytes) -> AttemptEnd | None:
@@ -125,13 +127,18 @@ class Submission:
                 return AttemptEnd("too_large", PayloadTooLarge(_TOO_LARGE), final=True)
             except HeadraceError as error:
                 may_hold = may_hold or not isinstance(error, NobodyListens)
-                given_up = self._outage.failed(asyncio.get_running_loop().time())
-                _log.log(logging.WARNING if given_up else logging.INFO, "the queue cannot be reached: %s", error.message)
+                given_up = self._out_of_reach(error)
             if (given_up or not may_hold) and not job.run:
                 unavailable = Unavailable("The queue cannot be reached now.", retry_after=_RETRY_S)
                 return AttemptEnd(QUEUE_UNREACHABLE, unavailable, final=given_up, alive=may_hold)
             await asyncio.sleep(self._timing.repeat_s)
         return None
+
+    def _out_of_reach(self, error: HeadraceError) -> bool:
+        """Whether the queue has been so for longer than our patience."""
+        if self._may_log() is not None:
+            _log.warning("the queue cannot be reached: %s", error.message)
+        return self._outage.failed(_now())
 
     def _full(self, job: ActiveJob) -> AttemptEnd:
         retry_after = self._board.retry_after(job.draft.model)
@@ -158,3 +165,7 @@ class Submission:
 
     def _no_capacity(self, job: ActiveJob) -> Unavailable:
         return Unavailable(_NO_CAPACITY, retry_after=self._board.retry_after(job.draft.model))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

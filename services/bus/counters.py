@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schemas.errors import BusUnavailable, NoResponders
+from schemas.errors import BusUnavailable, NobodyListens
 from schemas.subjects import COUNTERS_STREAM, Subjects
 from services.bus.jetstream import NS, ApiError, JetStream
 
@@ -58,9 +58,7 @@ class Counters:
         """The counter with `amount` in it, which may be negative. Makes the stream when it is gone."""
         try:
             return await self._add(kind, owner, window, amount)
-        except BusUnavailable as error:
-            if not isinstance(error.__cause__, NoResponders):
-                raise
+        except NobodyListens:
             await self.ensure()
             return await self._add(kind, owner, window, amount)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from schemas.codec import encode_json
-from schemas.errors import BusUnavailable, NoResponders
+from schemas.errors import BusUnavailable, NobodyListens
 from services.bus.interface import Msg, Subscription
 from services.bus.jetstream import MESSAGE_NOT_FOUND, NS, STREAM_NOT_FOUND, ApiError, JetStream, ttl_header
 
@@ -59,9 +59,7 @@ class KvRegistry:
         data, headers = encode_json(value), {"Nats-TTL": ttl_header(self._ttl_s)}
         try:
             await self._store(key, data, headers)
-        except BusUnavailable as error:
-            if not isinstance(error.__cause__, NoResponders):
-                raise
+        except NobodyListens:
             await self.ensure()
             await self._store(key, data, headers)
 

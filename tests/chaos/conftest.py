@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from tests.e2e.conftest import scripted_stack
+from collections.abc import Iterator
 
-__all__ = ["scripted_stack"]
+import pytest
+
+from tests.e2e.conftest import StartScripted, scripted_stacks
+
+
+@pytest.fixture(scope="module")
+def scripted_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartScripted]:
+    with scripted_stacks(tmp_path_factory) as start:
+        yield start

@@ -19,9 +19,9 @@ _SAME_EACH_TIME = settings(max_examples=30, deadline=None, derandomize=True, sup
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-def test_no_request_makes_a_failure_of_ours(scripted_stack: StartScripted, mode: GenerationMode) -> None:
+def test_no_request_makes_a_failure_of_ours(own_stack: StartScripted, mode: GenerationMode) -> None:
     """What the document allows, and what it does not."""
-    up = scripted_stack()
+    up = own_stack()
     operations = [found.ok() for found in schemathesis.openapi.from_url(f"{up.url}/openapi.json").get_all_operations()]
     assert len(operations) > 15
     answered = {each.path: _try(each, mode, up.model) for each in operations if mode is GenerationMode.POSITIVE or each.body}

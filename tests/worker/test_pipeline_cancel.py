@@ -10,6 +10,7 @@ from schemas.lifecycle import State
 from schemas.placement import Refuse
 from services.bus.memory import soon
 from services.engine.scripted import Timing
+from services.kv.transfer.interface import TransferLimits
 from tests.worker.rig import rig, until
 
 
@@ -93,7 +94,7 @@ async def test_a_cancel_frees_a_reservation_whose_run_never_came():
 @pytest.mark.parametrize("cause", ["cancel", "broken"])
 async def test_a_stage_that_ends_before_its_first_step_leaves_nothing(cause, monkeypatch):
     """The cancel is delivered in the turn in which the pull task is made, before the task ran at all."""
-    async with rig() as r:
+    async with rig(limits=TransferLimits(present_s=1.0)) as r:
 
         def deliver(delivery):
             soon(delivery)
@@ -107,4 +108,4 @@ async def test_a_stage_that_ends_before_its_first_step_leaves_nothing(cause, mon
             monkeypatch.setattr(r.decode.engine, "decode", lambda *_, **__: 1 / 0)
         run, _ = await r.submit(r.job())
         await until(lambda: (2, State.FAILED if cause == "broken" else State.CANCELLED) in r.edge.states(run))
-        await until(r.clean)  # prefill keeps an offer for 5 s that nobody came for
+        await until(r.clean)  # prefill keeps an offer that nobody came for, for `present_s`

@@ -193,5 +193,5 @@ def test_up_says_at_once_why_there_is_no_model(hosts: Hosts, s3: S3, bucket: str
         timeout=110,  # it starts nothing, but may wait for a core
         check=False,
     )
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"headrace: there is no model 'tiny' in s3://{bucket}/models")

@@ -22,7 +22,8 @@ from services.clock import Clock, SystemClock
 from services.telemetry.logs import AtMost, fields
 from services.telemetry.metrics import Metrics
 
-PING_EVERY = 10.0
+PING_EVERY = 1.0
+"""Seconds. A server that was not heard for two to three of them hangs, or cannot be reached: another one is looked for."""
 """Seconds; two unanswered ones end the connection, so a dead server or network is noticed within 30 s."""
 
 CLOSE_WITHIN = 2.0

@@ -1,4 +1,4 @@
-"""nats-py's client with the eight changes Headrace needs; this and `nats_parser` alone touch its private parts.
+"""nats-py's client with the nine changes Headrace needs; this and `nats_parser` alone touch its private parts.
 
 | change | seam in nats-py 2.16 | why |
 |---|---|---|
@@ -7,6 +7,7 @@
 | a message goes straight to its handler | `_build_message` | no queue and no task a subscription, so nothing is dropped |
 | headers are read to the byte | `_process_headers`, see `nats_headers` | strange ones passed for the server's, or ended reading |
 | a whole message is parsed in one go | `_ps`, see `nats_parser` | seven patterns and three coroutines cost more than it |
+| whoever sends anything is there | `_pings_outstanding`, in `nats_parser` | a PONG behind a second of messages came too late |
 | nothing unsent outlives the connection | `_attempt_reconnect` | nats-py sends it after the reconnect; a stale job would run |
 | an error from the server is a reconnect | `_process_err` | nats-py closes for good on almost every `-ERR` |
 | a reconnect cannot die | `_attempt_reconnect` | an unforeseen exception would leave it reconnecting for ever |

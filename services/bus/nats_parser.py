@@ -30,6 +30,7 @@ class MessageParser(Parser):
     async def parse(self, data: bytes = b"") -> None:
         """Raises `ProtocolError` for what cannot be read, whatever is wrong with it: nats-py connects again after that one, and
         after any other is deaf until its pings are missed."""
+        self.nc._pings_outstanding = 0  # a PONG may be behind a second of messages
         is_between_messages = not self.buf and self.state == AWAITING_CONTROL_LINE
         try:
             rest = self._take(data) if is_between_messages else data

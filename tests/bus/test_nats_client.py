@@ -35,6 +35,7 @@ def test_they_are_still_called_where_we_expect_them() -> None:
     assert "self.nc._process_err(" in inspect.getsource(Parser.parse)
     assert "self._attempt_reconnect()" in inspect.getsource(client._process_op_err)
     assert "self._send_ping(" in inspect.getsource(client._ping_interval)
+    assert "self._pings_outstanding > " in inspect.getsource(client._ping_interval)
     assert "self._pongs.pop(0)" in inspect.getsource(client._process_pong)
 
 

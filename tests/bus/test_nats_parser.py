@@ -31,6 +31,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
+        self._pings_outstanding = 0
 
     def deliver(self, sid: int, subject: bytes, reply: bytes, data: bytes) -> None:
         self.heard.append((sid, bytes(subject), bytes(reply), bytes(data), None))
@@ -74,6 +75,13 @@ async def test_it_hears_what_nats_py_hears_wherever_the_stream_is_cut() -> None:
         cuts = sorted(random.randrange(len(STREAM)) for _ in range(random.randrange(8)))
         pieces = [STREAM[a:b] for a, b in zip([0, *cuts], [*cuts, len(STREAM)], strict=True)]
         assert await ours(pieces) == whole, cuts
+
+
+async def test_who_sends_anything_has_answered_our_pings() -> None:
+    client = Heard()
+    client._pings_outstanding = 2
+    await MessageParser(client, client.deliver).parse(b"MSG a 1 2\r\nx")
+    assert client._pings_outstanding == 0
 
 
 @pytest.mark.parametrize("line", [b"MSG a\r\n", b"MSG a 1 x\r\n", b"MSG a x 1\r\n", b"MSG a 1 b c 2\r\nab\r\n", b"MSG \r\n"])

@@ -37,6 +37,7 @@ FEW = questions(12, 100)
 """No more than one decode worker takes."""
 MANY = questions(60, 40)
 """More than two decode workers take at once: the rest waits in JetStream."""
+LASTING = questions(24, 420)
 LATE = questions(60, 40, first=200)
 """As many others."""
 LONG = questions(60, 420)
@@ -170,6 +171,29 @@ async def test_its_data(cluster: Fleet) -> None:
     assert_same(await ask_all(cluster.url, STREAMS, fault), expected)
     await whole(cluster)
     assert (await queue_info(cluster))["config"]["num_replicas"] == 3
+
+
+@pytest.mark.parametrize("which", ["n1", "n2", "n3"])
+async def test_a_server_that_hangs(cluster: Fleet, which: str) -> None:
+    """faults.md, NATS: pause 30 s. Its connections stay open; who has one soon looks for another server all the same."""
+    await whole(cluster)
+    expected, expected_late = await undisturbed(cluster.url, LASTING), await undisturbed(cluster.url, FEW)
+    server, late = cluster.cluster.nodes[which], list[Answer]()
+
+    async def fault(progress: Progress) -> None:
+        await progress.everybody_has(3)
+        server.pause()
+        try:
+            await progress.everybody_has(max(progress.pieces) + 20, 15.0)
+            late.extend(await ask_all(cluster.url, FEW))
+        finally:
+            server.resume()
+
+    answers = await ask_all(cluster.url, LASTING, fault)
+    print(f"\nlongest pause: {longest_pause(answers):.3f} s")
+    assert_same(answers, expected)
+    assert_same(late, expected_late)
+    await whole(cluster)
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])

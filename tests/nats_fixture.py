@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from services.bus.interface import Bus
 from tests.ports import free_port, free_ports
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 
 def binary() -> str:
@@ -102,6 +104,18 @@ class NatsServer:
                 return connection.recv(4) == b"INFO"
         except OSError:
             return False
+
+
+async def lose_data(server: NatsServer, buses: Sequence[Bus]) -> None:
+    """JetStream starts anew without its data, and all of `buses` are there again.
+
+    To delete a stream is no loss: nats-server may leave its files, and one of that name that is made at once finds them.
+    """
+    server.kill()
+    await until(lambda: not any(bus.connected for bus in buses))
+    server.lose_data()
+    server.start()
+    await until(lambda: all(bus.connected for bus in buses))
 
 
 class NatsCluster:

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from schemas.errors import BusUnavailable
-from schemas.subjects import COUNTERS_STREAM, Subjects
+from schemas.subjects import Subjects
 from services.bus.counters import Count, Counters
 from services.bus.jetstream import JetStream
 from services.bus.nats_bus import NatsBus, connect
 from services.clock import SystemClock
 from services.edge.gate.allotment import SLICES, Allotment, Verdict
-from tests.nats_fixture import NatsServer
+from tests.nats_fixture import NatsServer, lose_data
 from tests.waiting import PATIENCE_S
 
 EDGES = ("e1-0000000000000", "e2-0000000000000", "e3-0000000000000")
@@ -43,11 +43,11 @@ async def test_additions_are_answered_with_the_value(edges: list[Counters]) -> N
     assert await edges[0].add("requests", "key-b", 1, 1) == Count(1)
 
 
-async def test_the_stream_is_made_again_when_it_is_gone(edges: list[Counters]) -> None:
+async def test_the_stream_is_made_again_when_it_is_gone(edges: list[Counters], own_nats_server: NatsServer) -> None:
     """Who had used it knows that it is another one."""
     for _ in range(3):
         await edges[0].add("requests", "key-a", 1, 5)
-    await edges[0]._js.api(f"STREAM.DELETE.{COUNTERS_STREAM}")
+    await lose_data(own_nats_server, [edge._js.bus for edge in edges])
     assert await edges[1].add("requests", "key-a", 1, 2) == Count(2)
     both = await asyncio.gather(*(edges[0].add("requests", name, 1, 1) for name in ("key-a", "key-b")))
     assert both == [Count(3, era=1), Count(1, era=1)]

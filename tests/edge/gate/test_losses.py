@@ -8,14 +8,14 @@ from contextlib import AsyncExitStack
 import pytest
 
 from schemas.errors import BusUnavailable
-from schemas.subjects import COUNTERS_STREAM, Subjects
+from schemas.subjects import Subjects
 from services.bus.counters import Count, Counters
 from services.bus.jetstream import JetStream
 from services.bus.nats_bus import connect
 from services.clock import ManualClock
 from services.edge.gate.allotment import Allotment, Verdict
 from services.edge.gate.losses import look
-from tests.nats_fixture import NatsServer
+from tests.nats_fixture import NatsServer, lose_data
 from tests.waiting import PATIENCE_S
 
 LIMIT = 100
@@ -24,7 +24,8 @@ LIMIT = 100
 class Edge:
     """One allotment of a limit that all share. `asked`: how often its counters were."""
 
-    def __init__(self, js: JetStream, clock: ManualClock) -> None:
+    def __init__(self, server: NatsServer, js: JetStream, clock: ManualClock) -> None:
+        self.server = server
         self.js = js
         self.clock = clock
         self.asked = 0
@@ -60,12 +61,12 @@ async def edges(own_nats_server: NatsServer) -> AsyncIterator[list[Edge]]:
         for name in ("e1-0000000000000", "e2-0000000000000"):
             bus = await connect([own_nats_server.url], name, "edge")
             stack.push_async_callback(bus.close)
-            made.append(Edge(JetStream(bus, timeout=PATIENCE_S), clock))
+            made.append(Edge(own_nats_server, JetStream(bus, timeout=PATIENCE_S), clock))
         yield made
 
 
-async def lose(edge: Edge) -> None:
-    await edge.js.api(f"STREAM.DELETE.{COUNTERS_STREAM}")
+async def lose(edges: list[Edge]) -> None:
+    await lose_data(edges[0].server, [edge.js.bus for edge in edges])
 
 
 async def test_what_an_edge_took_that_asks_no_more_is_not_granted_again(edges: list[Edge]) -> None:
@@ -75,7 +76,7 @@ async def test_what_an_edge_took_that_asks_no_more_is_not_granted_again(edges: l
     for _ in range(5):  # as for the seconds before: an edge is no further behind the stream than its last look
         await other.look()
         await one.look()
-    await lose(one)
+    await lose(edges)
     assert await other.take(30) is Verdict.SPENT
     await one.look()
     one.clock.advance(1.1)
@@ -90,11 +91,11 @@ async def test_it_is_put_back_once(edges: list[Edge]) -> None:
     assert await one.take(50) is Verdict.GRANTED
     before = await one.counted()
     for _ in range(2):
-        await lose(one)
+        await lose(edges)
         for _ in range(3):
             await one.look()
             assert await one.counted() == before
-    await lose(one)
+    await lose(edges)
     assert await one.take(20) is Verdict.SPENT
     for _ in range(2):
         await one.look()
@@ -106,7 +107,7 @@ async def test_a_look_that_fails_is_made_up_for(edges: list[Edge]) -> None:
     one, _ = edges
     assert await one.take(50) is Verdict.GRANTED
     before = await one.counted()
-    await lose(one)
+    await lose(edges)
     one.down = True
     await one.look()
     one.down = False

@@ -5,8 +5,12 @@ Invariant: a person's mistake ends in one line on standard error, never in a tra
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn
 
 from services.cli.arguments import parser
 from services.cli.failure import EXIT_FAILED, EXIT_USAGE, CommandError
@@ -44,5 +48,21 @@ def _fail(error: Exception, code: int) -> int:
     return code
 
 
+def run() -> NoReturn:
+    """A process that is one command.
+
+    Once it has asked an object store it ends without Python's own finalization: a thread of obstore that still wants Python's
+    lock is ended there in a way that aborts the whole process (SIGABRT, one time in four on a busy machine).
+    """
+    code = main()
+    if "obstore" in sys.modules:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

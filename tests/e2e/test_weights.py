@@ -195,3 +195,17 @@ def test_up_says_at_once_why_there_is_no_model(hosts: Hosts, s3: S3, bucket: str
     )
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"headrace: there is no model 'tiny' in s3://{bucket}/models")
+
+
+@pytest.mark.slow
+def test_no_command_is_aborted_at_its_end_by_the_stores_threads(hosts: Hosts, s3: S3, bucket: str) -> None:
+    """One in four was, when so many ran at once: Python's finalization ends foreign threads that want its lock."""
+    environ = {**os.environ, **environment(s3.url), "HEADRACE_STORE__URL": f"s3://{bucket}/models"}
+    argv = [sys.executable, "-m", "services.cli.main", "up", "--port", "0", "--model", "tiny"]
+    running = [
+        subprocess.Popen(argv, env={**environ, "HEADRACE_HOME": str(hosts.home(f"up{number}"))}, stderr=subprocess.PIPE)
+        for number in range(16)
+    ]
+    ended = [(process.communicate(timeout=110)[1], process.returncode) for process in running]
+    assert [code for _, code in ended] == [1] * len(running)
+    assert all(said.splitlines()[-1].startswith(b"headrace: there is no model 'tiny'") for said, _ in ended)

@@ -35,6 +35,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PACED = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.03"}
 TOKENS = 120
 STOP_LENGTH = 12
+LONG_LIST = {"type": "regex", "pattern": "(red|green|blue)(, (red|green|blue)){60,90}"}
+"""Lasts for all of `TOKENS`, so that it runs whenever its worker dies."""
 SEEN = 20
 """Tokens of the plain stream when its worker dies."""
 
@@ -88,7 +90,8 @@ async def test_everything_a_request_can_ask_for(scripted_stack: StartScripted) -
         "choices": request(2, n=3, stop=[several.text[0][4:10], several.text[1][40:46]]),
         "logprobs": request(3, logprobs=True, top_logprobs=2, n=2),
     }
-    for seed in range(4, 10):  # several, because those that the second worker has may end before it dies
+    for seed in range(4, 7):
+        asked[f"long list {seed}"] = request(seed, response_format=LONG_LIST)
         asked[f"list {seed}"] = request(seed, response_format=LIST)
         asked[f"person {seed}"] = request(seed, response_format=PERSON, n=2)
     stops = {TOKENS + at: plain.text[0][at : at + STOP_LENGTH] for at in range(6, 30)}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from schemas.codec import encode
-from schemas.job import LANES, Tier
+from schemas.job import LANES, Job, Tier
 from schemas.lifecycle import State
 from schemas.placement import Accepted, Queue
 from schemas.state import EdgeBeat, QueueReport, Role
 from services.bus.typed import send
 from services.clock import SystemClock
 from services.router.lanes import QUANTUM
-from tests.router.fakes import EDGE, MODEL, SUBJECTS, a_job, a_process
+from tests.router.fakes import EDGE, MODEL, SUBJECTS, FakeWorker, a_job, a_process
 from tests.router.harness import House, eventually
 from tests.waiting import until
 
@@ -194,13 +194,19 @@ async def test_the_queue_comes_back_after_it_was_down(house: House) -> None:
     await until(lambda: both.placed)
 
 
-async def test_what_cannot_be_pulled_holds_no_new_work_back(house: House) -> None:
-    """The stream has a leader, its consumer has none: jobs are put and counted, and no router gets them."""
+async def one_stranded(house: House) -> tuple[FakeWorker, Job]:
+    """A worker that would take it, and a job in a queue that gives none, as its router has found."""
     house.queue.headless = True
     [both] = await house.workers(Role.BOTH)
     stranded = a_job()
     await house.put(stranded)
     await until(lambda: house.routers[0].waiting.stuck(MODEL))
+    return both, stranded
+
+
+async def test_what_cannot_be_pulled_holds_no_new_work_back(house: House) -> None:
+    """The stream has a leader, its consumer has none: jobs are put and counted, and no router gets them."""
+    both, stranded = await one_stranded(house)
     new = a_job()
     assert isinstance(await house.submit(new), Accepted)
     assert house.routers[0].waiting.by_tier(MODEL) == {"paid": 1}, "it is reported all the same"
@@ -212,11 +218,7 @@ async def test_what_cannot_be_pulled_holds_no_new_work_back(house: House) -> Non
 
 async def test_a_queue_that_gives_again_is_noticed_without_credit(house: House) -> None:
     """Else those who waited would stay behind all who come."""
-    house.queue.headless = True
-    [both] = await house.workers(Role.BOTH)
-    stranded = a_job()
-    await house.put(stranded)
-    await until(lambda: house.routers[0].waiting.stuck(MODEL))
+    both, stranded = await one_stranded(house)
     both.slots = 0
     both.beat()
     await until(lambda: not house.routers[0].view.workers(MODEL)[0].decode_slots)

@@ -72,7 +72,10 @@ def _here(home: Path) -> list[Row]:
     rows = []
     for name, folder in folders:
         manifest = read_manifest(folder / MANIFEST)
-        size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+        try:
+            size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+        except FileNotFoundError:  # a pull has replaced it since it was listed
+            continue
         rows.append((name, "here", _size(size), manifest.weights if manifest else "-"))
     return rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from services.models.manifest import Manifest
 from tests.cli.conftest import Shell
 from tests.models.stores import write_model
 from tests.s3_fixture import S3
@@ -55,6 +57,18 @@ def test_a_folder_of_something_else_in_the_store_is_said(headrace: Shell, homes:
     (homes / "store" / "rubbish").mkdir()
     (homes / "store" / "rubbish" / "x").write_text("x")
     assert headrace("models", "list").split()[:3] == ["rubbish", "store", "-"]
+
+
+def test_a_model_that_goes_while_they_are_listed(headrace: Shell, homes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    headrace("models", "push", str(write_model(homes / "tiny").folder))
+    headrace("models", "pull", "tiny")
+
+    def replaced(path: Path) -> Manifest | None:
+        shutil.rmtree(path.parent.resolve())
+        return None
+
+    monkeypatch.setattr("services.cli.models.read_manifest", replaced)
+    assert [row.split()[:2] for row in headrace("models", "list").splitlines()] == [["tiny", "store"]]
 
 
 @pytest.mark.parametrize(

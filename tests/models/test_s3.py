@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -52,6 +53,16 @@ async def pushed(bucket: str, folder: Path, shard_bytes: int = 40_000) -> ModelF
     return files
 
 
+def begun(home: Path) -> list[int]:
+    """Bytes of each file that is on its way. Whoever pulls moves one away when it is whole, also while we look."""
+    partial = home / "pulled/tiny/partial"
+    sizes = []
+    for name in os.listdir(partial) if partial.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):
+            sizes.append((partial / name).stat().st_size)
+    return sizes
+
+
 async def start(settings: Settings, said: Silent | None = None, *, weights: bool = True) -> ModelFiles:
     return await obtain(settings, settings.model, said or Silent(), SystemClock(), Random(2), weights=weights)
 
@@ -78,7 +89,7 @@ async def test_a_line_cut_in_a_shard_is_gone_on_with(bucket: str, wire: Wire, tm
     wire.down_limit = wire.down + BIG
     with pytest.raises(ModelError, match="asked again for"):
         await start(settings(bucket, tmp_path / "home", retry_s=0.5, parallel=1))  # else no piece may be whole when it is cut
-    left = sum(path.stat().st_size for path in (tmp_path / "home/pulled/tiny/partial").iterdir())
+    left = sum(begun(tmp_path / "home"))
     assert left > 0
     wire.down_limit = None
     before = wire.down
@@ -89,17 +100,16 @@ async def test_a_line_cut_in_a_shard_is_gone_on_with(bucket: str, wire: Wire, tm
 
 async def test_a_start_that_is_killed_in_a_shard_is_gone_on_with(bucket: str, wire: Wire, tmp_path: Path) -> None:
     source = await pushed(bucket, tmp_path / "tiny", shard_bytes=BIG)
-    partial = tmp_path / "home/pulled/tiny/partial"
     wire.rate = 12 * 2**20
     pulling = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.cli.main", "models", "pull", "tiny"),
         env={**os.environ, "HEADRACE_HOME": str(tmp_path / "home"), "HEADRACE_STORE__URL": f"s3://{bucket}/models"},
         stdout=subprocess.DEVNULL,
     )
-    await until(lambda: partial.is_dir() and any(path.stat().st_size >= 2**23 for path in partial.iterdir()), 60)
+    await until(lambda: max(begun(tmp_path / "home"), default=0) >= 2**23, 60)
     pulling.send_signal(signal.SIGKILL)
     await pulling.wait()
-    left = sum(path.stat().st_size for path in partial.iterdir())
+    left = sum(begun(tmp_path / "home"))
     assert 0 < left < 2 * BIG
     wire.rate = None
     before = wire.down

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from obstore.store import S3Store
+
+from tests.ports import free_port
 
 REGION = "us-east-1"
 START_S = 60.0
@@ -75,9 +76,7 @@ def environment(url: str, secret: str = "secret", key: str = "key") -> dict[str,
 
 class MotoServer:
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         self._log = folder / "moto.log"
 
     def start(self) -> S3:

@@ -13,7 +13,11 @@ from services.cli.up.keeper import Program
 from services.cli.up.output import LogFile, Output
 from tests.waiting import PATIENCE_S
 
-GOOD = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True); signal.pause()"
+GOOD = (
+    "import signal\n"
+    "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); print('up', flush=True)\n"
+    "signal.sigwait([signal.SIGTERM])\n"  # blocked, and so not lost when it comes just before that
+)
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\nwhile True: signal.pause()"
 CRASHES = "import sys; print('out of luck', flush=True); sys.exit(3)"
 PARENT = (
@@ -27,7 +31,7 @@ def argv(source: str) -> tuple[str, ...]:
     return (sys.executable, "-S", "-c", source)
 
 
-def program(name: str, source: str, *, stop_within_s: float = 10.0) -> Program:
+def program(name: str, source: str, *, stop_within_s: float = PATIENCE_S) -> Program:
     """`source` as a program; it sees its process id as the last argument."""
     return Program(name, argv(source), os.environ, stop_within_s)
 

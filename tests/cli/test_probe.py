@@ -32,7 +32,8 @@ async def answering(text: bytes, *, after: int = 0) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_a_nats_server_is_recognised(nats_server: NatsServer) -> None:
+async def test_a_nats_server_is_recognised(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_ANSWER_S", PATIENCE_S)
     assert await nats_answers("127.0.0.1", nats_server.port)
     assert not port_is_free("127.0.0.1", nats_server.port)
 

@@ -19,7 +19,7 @@ from schemas.subjects import Subjects
 from services.bus.interface import Msg
 from services.bus.memory import MemoryBroker, MemoryBus
 from services.bus.memory_queue import MemoryWorkQueue
-from services.clock import SystemClock
+from services.clock import Clock, SystemClock
 from services.edge.jobs.draft import Delta, Draft, Limits
 from services.edge.jobs.handle import JobHandle
 from services.edge.jobs.supervisor import Supervisor
@@ -37,7 +37,7 @@ FAST = Timing(
     settle_s=0.0,
     pace_s=(0.005, 0.01),
     reconnect_s=0.2,
-    queue_s=0.3,
+    queue_s=1.0,
     queue_pace_s=(0.005, 0.01),
     beat_s=0.05,
 )
@@ -53,9 +53,12 @@ EDGE, ROUTER, PREFILL, DECODE = process("edge"), process("router"), process("p1"
 
 
 class Cluster:
-    """`answers` are the router's next ones, then `then`. What it heard is in `jobs`, `controls`, `cancels`."""
+    """`answers` are the router's next ones, then `then`. What it heard is in `jobs`, `controls`, `cancels`.
 
-    def __init__(self) -> None:
+    `clock`: the edge's.
+    """
+
+    def __init__(self, clock: Clock | None = None, timing: Timing = FAST) -> None:
         self.broker = MemoryBroker()
         self.bus = MemoryBus(self.broker, ROUTER, role="router")
         self.edge_bus = MemoryBus(self.broker, EDGE, role="edge")
@@ -69,7 +72,8 @@ class Cluster:
         self.cancels: list[CancelJob] = []
         self.acks = True
         self.listens = True
-        self.edge = Supervisor(self.edge_bus, self.queue, self.subjects, SystemClock(), Random(1), Metrics.null(), FAST)
+        about = (clock or SystemClock(), Random(1), Metrics.null(), timing)
+        self.edge = Supervisor(self.edge_bus, self.queue, self.subjects, *about)
         self._random = Random(2)
         self._submit: Any = None
 

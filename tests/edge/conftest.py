@@ -4,12 +4,27 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from services.clock import ManualClock
 from tests.edge.cluster import Cluster
 
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
     cluster = Cluster()
+    await cluster.open()
+    yield cluster
+    await cluster.close()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def watched(clock: ManualClock) -> AsyncIterator[Cluster]:
+    """A cluster whose edge looks when it is told to: its clock stands still, so its own looks find nothing."""
+    cluster = Cluster(clock)
     await cluster.open()
     yield cluster
     await cluster.close()

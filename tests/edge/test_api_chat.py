@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,10 +14,13 @@ from schemas.errors import InternalError, JobFailed, Overloaded, PayloadTooLarge
 from schemas.job import unpack_ids
 from schemas.reply import FinishReason
 from schemas.state import Capabilities
+from services.edge.api.form import KEEP_ALIVE
 from services.edge.jobs.draft import Delta
 from tests.edge.fakes import CONTEXT, MODEL, Api, Script, says
 from tests.edge.sse import read_stream
+from tests.edge.test_http import served
 from tests.text.tiny import byte_ids, tiny_prompts
+from tests.waiting import PATIENCE_S
 
 
 async def both(api: Api, script: Script, **fields: object) -> tuple[str, str, int]:
@@ -199,10 +203,17 @@ async def test_keep_alive_while_nothing_comes() -> None:
     script = says("hello")
     script.go = go
     api.jobs.scripts = [script]
-    request = asyncio.create_task(api.post(stream=True))
-    await asyncio.sleep(0)
-    asyncio.get_running_loop().call_later(0.15, go.set)
-    read = read_stream((await request).content)
+    body, data = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}, b""
+    async with (
+        served(api) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client,
+        client.stream("POST", "/v1/chat/completions", json=body) as response,
+    ):
+        async for part in response.aiter_bytes():
+            data += part
+            if data.count(KEEP_ALIVE) >= 2:
+                go.set()
+    read = read_stream(data)
     assert read.comments >= 2
     assert read.content == "hello"
 

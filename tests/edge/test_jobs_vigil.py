@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from random import Random
 
@@ -24,23 +23,8 @@ from tests.waiting import PATIENCE_S, until
 RUN = 7
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-async def watched(clock: ManualClock) -> AsyncIterator[Cluster]:
-    """A cluster whose edge looks when it is told to: its clock stands still, so its own looks find nothing."""
-    cluster = Cluster()
-    cluster.edge = Supervisor(cluster.edge_bus, cluster.queue, cluster.subjects, clock, Random(1), Metrics.null(), FAST)
-    cluster.then = cluster.accept(RUN)
-    await cluster.open()
-    yield cluster
-    await cluster.close()
-
-
 async def _owned(cluster: Cluster, who: str = DECODE, hop: int = 2) -> tuple[JobHandle, Job]:
+    cluster.then = cluster.accept(RUN)
     handle = cluster.edge.start(draft())
     job = await cluster.submitted(1)
     cluster.own(who, job, RUN, hop=hop)

@@ -23,6 +23,7 @@ from services.bus.typed import Refusals, answer, listen
 from services.clock import SystemClock
 from services.edge.jobs.handle import JobHandle
 from services.edge.jobs.supervisor import Supervisor
+from services.edge.jobs.timing import Timing
 from services.telemetry.metrics import Metrics
 from services.worker.outbox import Outbox
 from services.worker.replay import ReplayRing
@@ -31,6 +32,8 @@ from tests.nats_fixture import NatsServer
 from tests.waiting import PATIENCE_S, until
 
 SUBJECTS = Subjects()
+RARELY_S = 60.0
+"""Between two messages that the edge sends by itself: writing is how it would hear too soon that the server gave it up."""
 IMPATIENT = 'max_payload: 2MB\nmax_pending: 2MB\nwrite_deadline: "1s"\n'
 
 
@@ -112,8 +115,8 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     worker_bus = await connect(server.url, DECODE, "decode")
     worker = Worker(worker_bus, Outbox(worker_bus, SUBJECTS.control(DECODE), ReplayRing(clock), clock))
     await worker.start()
-    edge_bus = await connect(server.url, EDGE, "edge")
-    edge = Supervisor(edge_bus, MemoryWorkQueue(), SUBJECTS, clock, Random(1), Metrics.null())
+    edge_bus = await connect(server.url, EDGE, "edge", ping_interval=RARELY_S)
+    edge = Supervisor(edge_bus, MemoryWorkQueue(), SUBJECTS, clock, Random(1), Metrics.null(), Timing(beat_s=RARELY_S))
     await edge.open()
     yield Site(edge, edge_bus, worker, server)
     await edge.close(1.0)

@@ -19,6 +19,7 @@ from services.edge.http_server import Bounds, HttpServer, PortInUse
 from services.settings.edge import EdgeSettings
 from tests.edge.fakes import MODEL, Api, FakeHandle, Script, says
 from tests.edge.sse import read_stream
+from tests.ports import free_port
 from tests.text.tiny import byte_ids
 from tests.waiting import PATIENCE_S, until
 
@@ -28,7 +29,7 @@ MESSAGES: Any = [{"role": "user", "content": "hi"}]
 
 @asynccontextmanager
 async def served(api: Api) -> AsyncIterator[HttpServer]:
-    server = HttpServer(api.app, "127.0.0.1", 0, Bounds.of(api.served.settings))
+    server = HttpServer(api.app, "127.0.0.1", free_port(), Bounds.of(api.served.settings))
     await server.start()
     try:
         yield server
@@ -278,9 +279,11 @@ def _unchunked(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("path", "status"), [("/v1/chat/completions", 413), ("/v1/nothing", 404), ("/v1/models", 405)])
-async def test_a_refusal_reaches_a_client_that_still_sends(path: str, status: int) -> None:
+async def test_a_refusal_reaches_a_client_that_still_sends(path: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing on it would make its system throw the answer away: a broken connection, which SDKs try again."""
-    async with served(Api()) as server, httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+    for bound in ("_SILENCE_S", "_MOST_S"):  # on a slow machine it may take longer to send all
+        monkeypatch.setattr(f"services.edge.api.unread.{bound}", PATIENCE_S)
+    async with served(Api()) as server, httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client:
         for size in (5_000_000, 20_000_000):
             response = await client.post(path, content=b"x" * size, headers={"content-type": "application/json"})
             assert response.status_code == status

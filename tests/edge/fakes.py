@@ -338,7 +338,7 @@ class Api:
         self.counters = FakeCounters()
         self.usage = FakeUsage()
         clock = SystemClock()
-        self.budgets = Budgets(self.usage, "edge-test", clock, self.metrics)
+        self.budgets = Budgets(self.usage, "edge-test", OneMinute(), self.metrics)
         meter = Meter(counters or self.counters, self.budgets, OneMinute(), self.metrics)
         about = (1_700_000_000, texts, selection or SelectionSettings())
         self.served = Served(edge, self.jobs, texts[models[0]], meter, clock, Random(3), self.metrics, *about)

@@ -43,7 +43,10 @@ async def edge(
     """`told`: what accounts may do. `loses_it`: the connection, which nobody else can make it do."""
     api, store = api or Api(), FakeAccounts()
     store.told(*told)
-    bus = await connect([server.url], name, "edge", credentials=Credentials("edge", server.passwords["edge"]))
+    credentials = Credentials("edge", server.passwords["edge"])
+    bus = await connect(
+        [server.url], name, "edge", credentials=credentials, timeout=PATIENCE_S, ping_interval=PATIENCE_S
+    )  # a server that others let wait is not left: whoever loses the connection here lost it by what was sent
     accounts = Accounts(store, lambda name: tenant(SECRET, name), SystemClock())
     chat = NatsChat(bus, Subjects(), api.served, api.traffic, accounts, Random(name))
     service = chat_service(bus, Subjects(), chat, most, {})
@@ -87,7 +90,7 @@ class Call:
         self.subscription = await self._client.subscribe(self.inbox, cb=keep)
         content = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **body}
         await self._client.publish(CHAT, json.dumps(content).encode(), reply=self.inbox, headers=headers)
-        await self._client.flush()
+        await self._client.flush(int(PATIENCE_S))
         return self
 
     async def stream(self) -> list[dict[str, Any]]:

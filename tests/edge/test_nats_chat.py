@@ -105,7 +105,7 @@ async def test_an_answer_too_large_for_one_message_is_a_refusal(server: AccountS
         api.jobs.default = Script([byte_ids("x" * 9_000)])
         api.jobs.capabilities = Capabilities(logprobs=True)
         call = await Call(client).send(logprobs=True, top_logprobs=20)  # more than a kilobyte a token
-        await until(lambda: call.got, timeout=30)
+        await until(lambda: call.got, timeout=4 * PATIENCE_S)
         assert (await call.one())["error"]["code"] == MessageTooLarge.code
         assert call.headers["Nats-Service-Error-Code"] == "413"
         assert len(call.got) == 1

@@ -165,7 +165,7 @@ async def test_a_chunk_too_large_for_a_message_ends_the_stream_with_the_reason(s
         api.jobs.default = Script([byte_ids("x"), byte_ids("y" * 9_000)])
         api.jobs.capabilities = Capabilities(logprobs=True)
         call = await Call(client).send(stream=True, logprobs=True, top_logprobs=20)
-        await until(lambda: call.got and not call.got[-1].data, timeout=2 * PATIENCE_S)
+        await until(lambda: call.got and not call.got[-1].data, timeout=4 * PATIENCE_S)
         chunks = await call.stream()
         assert chunks[-1]["error"]["code"] == MessageTooLarge.code
         assert any(chunk["choices"][0]["delta"].get("content") == "x" for chunk in chunks[:-1])

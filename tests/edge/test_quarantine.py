@@ -75,7 +75,7 @@ async def an_edge(
 ) -> AsyncIterator[tuple[Quarantine, QuarantineBucket]]:
     """What one edge remembers, and what it shares. `timeout`: of JetStream; on a slow machine it may take long."""
     clock = SystemClock()
-    bus = await connect(server.url, process(name), "edge")
+    bus = await connect(server.url, process(name), "edge", timeout=PATIENCE_S)
     quarantine = Quarantine(clock, b"secret")
     registry = KvRegistry(JetStream(bus, timeout=timeout), QUARANTINE_BUCKET, ttl_s=TTL_S)
     bucket = QuarantineBucket(quarantine, registry, bus, clock)
@@ -103,7 +103,7 @@ async def test_an_entry_that_is_none_hides_no_other(own_nats_server: NatsServer)
     asked = draft()
     async with edge(own_nats_server, "e1") as first:
         first.add(asked)
-        bus = await connect(own_nats_server.url, process("operator"), "operator")
+        bus = await connect(own_nats_server.url, process("operator"), "operator", timeout=PATIENCE_S)
         registry = KvRegistry(JetStream(bus, timeout=PATIENCE_S), QUARANTINE_BUCKET)
         async with asyncio.timeout(PATIENCE_S):
             while not await registry.entries():  # noqa: ASYNC110
@@ -120,7 +120,7 @@ async def test_an_operator_lifts_it(own_nats_server: NatsServer) -> None:
     asked = draft()
     async with edge(own_nats_server, "e1") as first:
         first.add(asked)
-        bus = await connect(own_nats_server.url, process("operator"), "operator")
+        bus = await connect(own_nats_server.url, process("operator"), "operator", timeout=PATIENCE_S)
         registry = KvRegistry(JetStream(bus, timeout=PATIENCE_S), QUARANTINE_BUCKET)
         key = first.key(asked)
         async with asyncio.timeout(PATIENCE_S):

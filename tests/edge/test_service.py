@@ -31,7 +31,7 @@ from tests.edge.sse import read_stream
 from tests.nats_fixture import NatsServer
 from tests.ports import free_ports
 from tests.text.tiny import byte_ids, write_tiny_model_folder
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S
 
 MODEL = "tiny"
 
@@ -47,7 +47,7 @@ async def test_from_start_to_drain(nats_server: NatsServer, tmp_path: Path) -> N
     )
     stop = asyncio.Event()
     edge = asyncio.create_task(serve(settings, EDGE, stop, lambda: None))
-    router = await connect(nats_server.url, ROUTER, "router")
+    router = await connect(nats_server.url, ROUTER, "router", timeout=PATIENCE_S)
     subjects = Subjects()
     jobs: list[Job] = []
 
@@ -55,15 +55,23 @@ async def test_from_start_to_drain(nats_server: NatsServer, tmp_path: Path) -> N
         jobs.append(decode(msg.data, Job))
         router.publish(msg.reply, encode(Accepted(run=1, prefill="", decode=DECODE, router=ROUTER)))
 
-    def say(job: Job, index: int, text: str, finish: FinishReason | None) -> None:
-        frame = Frame(run=1, job=job.job, attempt=1, hop=2, index=index, tokens=tuple(byte_ids(text)), finish=finish)
+    def say(index: int, text: str, finish: FinishReason | None) -> None:
+        job = jobs[-1]  # where an answer was late, its second attempt
+        frame = Frame(run=1, job=job.job, attempt=job.attempt, hop=2, index=index, tokens=tuple(byte_ids(text)), finish=finish)
         router.publish(job.reply_to, encode(Frames(process=DECODE, frames=(frame,))), reply=subjects.control(DECODE))
 
-    await router.subscribe(subjects.submit(MODEL), accept)
+    async def report() -> None:
+        """As routers do: one report may come before the edge listens, and is soon old."""
+        card = ModelCard(model=MODEL, capabilities=Capabilities(seed=True), context_length=512)
+        while True:
+            router.publish(subjects.queue(MODEL), encode(QueueReport(router=ROUTER, model=MODEL, card=card)))
+            await asyncio.sleep(0.1)
+
+    for subject in (subjects.submit(MODEL), subjects.router_submit(ROUTER)):
+        await router.subscribe(subject, accept)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
         await _status(client, "/ready", 503)
-        card = ModelCard(model=MODEL, capabilities=Capabilities(seed=True), context_length=512)
-        router.publish(subjects.queue(MODEL), encode(QueueReport(router=ROUTER, model=MODEL, card=card)))
+        reporting = asyncio.create_task(report())
         await _status(client, "/ready", 200)
         admin = await router.request(subjects.admin("edge", EDGE, "status"), b"", timeout=PATIENCE_S)
         seen = json.loads(admin.data)
@@ -76,19 +84,18 @@ async def test_from_start_to_drain(nats_server: NatsServer, tmp_path: Path) -> N
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         undrained = await router.request(subjects.admin("edge", EDGE, "undrain"), b"{}", timeout=PATIENCE_S)
         assert not json.loads(undrained.data)["draining"]
-        router.publish(subjects.queue(MODEL), encode(QueueReport(router=ROUTER, model=MODEL, card=card)))
         await _status(client, "/ready", 200)
         async with client.stream("POST", "/v1/chat/completions", json=body) as response:
             assert response.status_code == 200
-            await until(lambda: jobs)
-            say(jobs[0], 0, "hel", None)
+            say(0, "hel", None)
             stop.set()
             await _status(client, "/ready", 503)
-            say(jobs[0], 3, "lo", FinishReason.STOP)
+            say(3, "lo", FinishReason.STOP)
             assert read_stream(await response.aread()).content == "hello"
     async with asyncio.timeout(PATIENCE_S):
         await edge
     assert free_port("127.0.0.1", port) == port
+    reporting.cancel()
     await router.close()
 
 
@@ -144,7 +151,7 @@ async def test_an_edge_that_cannot_start_leaves_nothing_running_beside(
 
     write_tiny_model_folder(tmp_path / "models" / MODEL)
     monkeypatch.setattr(HttpServer, "start", fail)
-    edge = EdgeSettings(port=free_port("127.0.0.1", 0))
+    edge = EdgeSettings(port=free_ports(1)[0])
     settings = Settings(home=tmp_path, model=MODEL, nats=NatsSettings(url=nats_server.url), edge=edge)
     with pytest.raises(OSError, match="no such address"):
         await serve(settings, EDGE, asyncio.Event(), lambda: None)

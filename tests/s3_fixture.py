@@ -140,6 +140,7 @@ class Wire:
             finally:
                 up.cancel()
                 to_writer.close()
+                await asyncio.gather(up, return_exceptions=True)
         except (ConnectionError, asyncio.IncompleteReadError):
             return
         finally:
@@ -168,9 +169,19 @@ class Wire:
 @asynccontextmanager
 async def wire_to(s3: S3) -> AsyncIterator[Wire]:
     wire = Wire(s3.url)
-    server = await asyncio.start_server(wire.serve, "127.0.0.1", 0)
+    serving: list[asyncio.Task[None]] = []
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # No coroutine function: tasks that asyncio makes itself are nobody's, and Python 3.11 complains when they are cancelled.
+        serving.append(asyncio.create_task(wire.serve(reader, writer)))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
     wire.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield wire
     finally:
         server.close()
+        for task in serving:
+            task.cancel()
+        if serving:
+            await asyncio.wait(serving)

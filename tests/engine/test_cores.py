@@ -44,9 +44,9 @@ async def one_step(engine: CoreArbiter, *, decode: bool) -> int:
 async def settled(engine: CoreArbiter, threads: int, *, decode: bool) -> None:
     """Returns when a step of `engine` has so many threads."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + 10
+    deadline = loop.time() + PATIENCE_S
     while (had := await one_step(engine, decode=decode)) != threads:
-        assert loop.time() < deadline, f"{had} threads for 10 s, not {threads}"
+        assert loop.time() < deadline, f"{had} threads for {PATIENCE_S} s, not {threads}"
         await asyncio.sleep(0.001)
 
 
@@ -81,7 +81,7 @@ async def test_nobody_keeps_a_second_core_while_somebody_wants_one(arbiter: Open
     async with first.step(decode=mine) as threads:
         assert threads == 2
         waiting = asyncio.create_task(overlapping(second, theirs))
-        await until(lambda: second._wanting is not None, 10, "the second engine to wait")
+        await until(lambda: second._wanting is not None, what="the second engine to wait")
     async with asyncio.timeout(PATIENCE_S):
         assert await overlapping(first, mine) == await waiting == 1
 
@@ -93,7 +93,7 @@ async def test_a_core_that_comes_free_is_taken_in_the_midst_of_a_step(arbiter: O
             assert (threads, len(second._held)) == (1, 0)  # without a core
             assert first.reconsider() == 1  # because the second one wants one
             assert (second.reconsider(), len(second._held)) == (1, 1)
-        await until(lambda: first.reconsider() == 2, 10, "the second engine to have nothing to do")
+        await until(lambda: first.reconsider() == 2, what="the second engine to have nothing to do")
 
 
 async def test_a_decode_that_begins_has_a_core_with_the_next_step_of_a_prefill_that_had_all(arbiter: Open) -> None:
@@ -103,7 +103,7 @@ async def test_a_decode_that_begins_has_a_core_with_the_next_step_of_a_prefill_t
         assert await one_step(decode, decode=True) == 1  # without a core, after its patience
         assert len(decode._held) == 0
     beside = asyncio.create_task(one_step(prefill, decode=False))
-    await until(lambda: prefill._wanting is not None, 10, "the prefill to stand back")
+    await until(lambda: prefill._wanting is not None, what="the prefill to stand back")
     async with decode.step(decode=True) as threads:
         assert threads == len(decode._held) == 1
         assert await beside == 1
@@ -120,9 +120,9 @@ async def test_decode_goes_first(arbiter: Open) -> None:
 
     async with holder.step(decode=True):
         tasks = [asyncio.create_task(want("prefill", prefill))]
-        await until(lambda: prefill._wanting is not None, 10, "the prefill to wait")
+        await until(lambda: prefill._wanting is not None, what="the prefill to wait")
         tasks.append(asyncio.create_task(want("decode", decode)))
-        await until(lambda: decode._wanting is not None, 10, "the decode to wait")
+        await until(lambda: decode._wanting is not None, what="the decode to wait")
     await asyncio.gather(*tasks)
     assert order[0] == "decode"
 
@@ -138,10 +138,11 @@ async def test_a_decode_of_few_rows_rests_beside_a_prefill_that_goes_on(arbiter:
     prefill, decode, full = (arbiter(most=1, timing=RESTING) for _ in range(3))
     async with prefill.step(decode=False, more=True):
         second = await resting(decode, rest=100_000.0)
-        await until(lambda: not decode._held, 10, "its core to be free")
+        await until(lambda: not decode._held, what="its core to be free")
         assert await asyncio.wait_for(await resting(full, rest=0.0), PATIENCE_S) == 1
         assert not second.done()
-    second.cancel()
+        second.cancel()
+        await asyncio.wait([second])
 
 
 async def test_a_decode_rests_only_while_prompts_go_on(arbiter: Open) -> None:
@@ -186,7 +187,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind(arbiter: Open) -> None:
     holder, waiter = arbiter(), arbiter()
     async with holder.step(decode=True):
         waiting = asyncio.create_task(one_step(waiter, decode=False))
-        await until(lambda: waiter._wanting is not None, 10, "the wait")
+        await until(lambda: waiter._wanting is not None, what="the wait")
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
     await settled(holder, 2, decode=True)

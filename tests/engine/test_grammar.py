@@ -221,11 +221,11 @@ class Slow:
         made = engine(folder)
         runner = ScriptedRunner(made.pool, block_tokens=16, vocab=range(4, 260), eos_id=END)
         vocabulary = model_vocabulary(tiny_tokenizer_json(), CONFIG["vocab_size"], frozenset({END}))
-        grammars = GrammarCache(vocabulary, compile_=self._compile)
+        grammars = GrammarCache(vocabulary, budget_s=60, compile_=self._compile)
         self.engine = StepEngine(made.info, made.pool, runner, made._scheduler, SystemClock(), grammars)
 
     def _compile(self, grammar: Grammar, vocabulary: LLTokenizer) -> Compiled:
-        self.go.wait(10)
+        self.go.wait(60)
         return compile_grammar(grammar, vocabulary)
 
 

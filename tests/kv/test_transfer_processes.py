@@ -11,13 +11,15 @@ import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import xxhash
 
+from services.kv.transfer import checksums, local, mapped, nixl_reader, stream
 from services.kv.transfer.auto import TransferKind, transfer_client
 from services.kv.transfer.client import SocketTransferClient
-from services.kv.transfer.interface import DEFAULT_LIMITS, ConnectionLost, FetchTimeout, TransferLimits
+from services.kv.transfer.interface import ConnectionLost, FetchTimeout, TransferLimits
 from services.kv.transfer.mapped import MappedReader
 from services.kv.transfer.nixl_agent import NixlAgent
 from services.kv.transfer.nixl_reader import NixlReader
@@ -26,9 +28,18 @@ from tests.kv.rig import Pausing, needs_nixl, nixl_agents
 from tests.waiting import PATIENCE_S, until
 
 COUNT = 24
-LEASE_S = 1.0
+LEASE_S = 2.0
+START_S = 60.0
+PATIENT = TransferLimits(lease_s=60.0, release_s=PATIENCE_S)
+"""A busy machine may let an owner stand still, which here is no silence but of one that is stopped."""
 kinds = pytest.mark.parametrize("kind", ["tcp", "shm", pytest.param("nixl", marks=needs_nixl)])
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory is Linux's")
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (checksums, local, mapped, nixl_reader, stream):
+        monkeypatch.setattr(module, "SILENT_S", PATIENT.lease_s)
 
 
 @asynccontextmanager
@@ -37,7 +48,7 @@ async def owner(kind: TransferKind = "shm", *, lease_s: float = 60.0) -> AsyncIt
     process = await asyncio.create_subprocess_exec(*argv, stdout=PIPE)
     assert process.stdout is not None
     try:
-        yield process, read_line(await asyncio.wait_for(process.stdout.readline(), PATIENCE_S))
+        yield process, read_line(await asyncio.wait_for(process.stdout.readline(), START_S))
     finally:
         if process.returncode is None:
             process.kill()
@@ -49,7 +60,7 @@ async def outcome(process: Process) -> bytes:
     return (await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)).strip()
 
 
-def client_of(kind: TransferKind, limits: TransferLimits = DEFAULT_LIMITS) -> SocketTransferClient:
+def client_of(kind: TransferKind, limits: TransferLimits = PATIENT) -> SocketTransferClient:
     return transfer_client(kind, nixl_agents()[1] if kind == "nixl" else None, limits)
 
 
@@ -99,7 +110,7 @@ async def test_a_frozen_owner_costs_the_fetch_its_time_and_no_more(kind: Transfe
 @kinds
 async def test_an_owner_that_froze_past_the_lease_confirms_nothing_when_it_wakes(kind: TransferKind) -> None:
     async with owner(kind, lease_s=LEASE_S) as (process, line):
-        client = client_of(kind, TransferLimits(release_s=0.2, renew_s=100.0))
+        client = client_of(kind, replace(PATIENT, release_s=0.2, renew_s=0.1))
         fetched = await client.fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=PATIENCE_S)
         process.send_signal(signal.SIGSTOP)
         assert not await fetched.release()
@@ -116,14 +127,14 @@ def _past_the_lease() -> None:
 
 async def test_memory_whose_owner_is_killed_stays_readable_until_the_copy_ends_and_is_let_go() -> None:
     async with owner() as (process, line):
-        mapped = MappedReader()
-        memory, reader = await mapped.memory(line.ticket), Pausing(mapped)
-        client, into = SocketTransferClient([reader]), room()
+        inner = MappedReader()
+        memory, reader = await inner.memory(line.ticket), Pausing(inner)
+        client, into = SocketTransferClient([reader], PATIENT), room()
         fetch = asyncio.create_task(client.fetch(line.ticket, line.blocks, into, kv_compat=COMPAT, timeout=PATIENCE_S))
         await asyncio.wait_for(reader.granted.wait(), PATIENCE_S)
         process.kill()
         await process.wait()
-        await until(lambda: not mapped.attached)
+        await until(lambda: not inner.attached)
         assert memory[0] == memory[0], "no SIGBUS: the pages live as long as a mapping"
         reader.go.set()
         with pytest.raises(ConnectionLost):
@@ -134,10 +145,11 @@ async def test_memory_whose_owner_is_killed_stays_readable_until_the_copy_ends_a
 async def test_an_owner_that_freezes_during_a_nixl_transfer_costs_one_arena_and_no_byte_of_the_pool() -> None:
     async with owner("nixl") as (process, line):
         agent, into = NixlAgent(), room()
-        reader = Pausing(NixlReader(agent))
-        fetch = asyncio.create_task(
-            SocketTransferClient([reader]).fetch(line.ticket, line.blocks, into, kv_compat=COMPAT, timeout=3)
-        )
+        inner = NixlReader(agent)
+        (await inner.open(line.ticket)).close()  # NIXL is loaded now, not in the fetch's time
+        reader = Pausing(inner)
+        client = SocketTransferClient([reader], PATIENT)
+        fetch = asyncio.create_task(client.fetch(line.ticket, line.blocks, into, kv_compat=COMPAT, timeout=3))
         await asyncio.wait_for(reader.granted.wait(), PATIENCE_S)
         process.send_signal(signal.SIGSTOP)
         reader.go.set()
@@ -160,9 +172,9 @@ async def test_another_user_of_the_host_is_turned_away() -> None:
             "s.connect('\\0' + sys.argv[1]); print(s.recv(1))"
         )
         stranger = await asyncio.create_subprocess_exec(sys.executable, "-c", script, line.ticket.local, stdout=PIPE)
-        said, _ = await asyncio.wait_for(stranger.communicate(), 20)
+        said, _ = await asyncio.wait_for(stranger.communicate(), START_S)
         assert said.strip() == b"b''", "closed, with nothing said"
-        client = transfer_client("shm")
+        client = client_of("shm")
         fetched = await client.fetch(line.ticket, line.blocks, room(), kv_compat=COMPAT, timeout=PATIENCE_S)
         assert await fetched.release()
         client.close()

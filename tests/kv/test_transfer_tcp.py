@@ -130,6 +130,7 @@ async def test_a_lost_answer_is_not_an_ok() -> None:
         async with Proxy(made.server.address, budget=before_answer).running() as address:
             fetched = await impatient.fetch(via(ticket, address), blocks, made.room(1, 1), kv_compat=COMPAT, timeout=PATIENCE_S)
             assert not await fetched.release()
+            await until(lambda: made.ended, what="the end of the offer")
             assert made.ended == [(H1, Outcome.RELEASED)], "the server cannot know; the run is placed again"
 
 

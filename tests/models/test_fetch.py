@@ -254,7 +254,7 @@ def test_waiting_for_the_lock_ends_when_its_holder_does(tmp_path: Path, model: K
 
     def hold(known: KnownModel, folder: Path, progress: Progress) -> None:
         entered.set()
-        assert release.wait(timeout=PATIENCE_S)
+        assert release.wait(timeout=2 * PATIENCE_S)
         mirror(known, folder, progress)
 
     said = Said()
@@ -262,7 +262,7 @@ def test_waiting_for_the_lock_ends_when_its_holder_does(tmp_path: Path, model: K
         first = pool.submit(ModelStore(tmp_path / "home", catalog={"tiny": model}, download=hold).ensure, "tiny", Silent())
         assert entered.wait(timeout=PATIENCE_S)
         second = pool.submit(store(tmp_path, model, mirror).ensure, "tiny", said)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while not said.lines and time.monotonic() < deadline:
             time.sleep(0.01)
         release.set()

@@ -92,7 +92,7 @@ async def test_a_cancelled_step_ends_early_and_its_mates_do_not(tmp_path: Path) 
     deep = checkpoint(tmp_path, torch.float16, num_hidden_layers=400, max_position_embeddings=600)
     async with Running(engine(deep, kv_blocks=120, threads=1, step_tokens=512)) as running:
         running.engine.prefill(spec(1, tiny.prompt(1, 500), 50), then_decode=True)
-        await until(lambda: running.engine.stats().running == 1, 10, "the step")
+        await until(lambda: running.engine.stats().running == 1, what="the step")
         running.engine.cancel(1)
         await running.ended(1)
         end = running.end(1)
@@ -109,7 +109,7 @@ async def test_the_runner_stops_the_kernel_once_every_row_is_cancelled(library: 
         sequences = [Sequence(spec(1, tokens.ids, 5), 0, tokens.ids, tuple(tokens.blocks), 0, True)]
         runner = KernelRunner(shared.model, cores=CoreArbiter(tmp_path, (0,)), eos_ids=frozenset())
         step = asyncio.create_task(runner.execute(Step((Chunk(sequences[0], 0, 500, samples=True),))))
-        await until(lambda: bool((shared.kv[tokens.blocks[0]] != NAN).any()), 10, "the first layer")
+        await until(lambda: bool((shared.kv[tokens.blocks[0]] != NAN).any()), what="the first layer")
         sequences[0].cancelled = True
         assert await asyncio.wait_for(step, 60) is None
         await runner.close()

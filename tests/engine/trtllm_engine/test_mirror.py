@@ -185,9 +185,9 @@ async def test_the_engines_events_are_the_workers_index() -> None:
     world = World()
     async with engines(world, Role.BOTH) as (both,):
         both.engine.prefill(spec(1, IDS), then_decode=True)
-        await until(lambda: 1 in both.ended, timeout=10.0)
+        await until(lambda: 1 in both.ended)
         expected = block_hashes([*IDS, *both.tokens(1)[:-1]], 4, chain_root("k", b""))
-        await until(lambda: len(both.engine.pool.prefix.match(expected)) >= 3, timeout=10.0)
+        await until(lambda: len(both.engine.pool.prefix.match(expected)) >= 3)
         world.drop_events = 1
         both.engine.prefill(spec(2, [99] * 12), then_decode=True)
-        await until(lambda: both.engine.pool.prefix.match(expected) == [], timeout=10.0)
+        await until(lambda: both.engine.pool.prefix.match(expected) == [])

@@ -31,7 +31,7 @@ from tests.worker.rig import rig
 
 async def hand_off(prefill: Heard, run: int) -> None:
     prefill.engine.prefill(spec(run))
-    await until(lambda: run in prefill.prefilled, timeout=10.0)
+    await until(lambda: run in prefill.prefilled)
 
 
 async def test_the_pool_is_as_large_as_the_first_request_told() -> None:
@@ -46,7 +46,7 @@ async def test_a_handoff_that_nobody_fetches_is_freed_by_the_canary_and_counts_a
         await hand_off(prefill, 1)
         assert prefill.engine.pool.held == world.engines[0].used == 3
         asked = len(world.engines[0].asked)
-        await until(lambda: world.engines[0].used == 0 and prefill.engine.pool.held == 0, timeout=15.0)
+        await until(lambda: world.engines[0].used == 0 and prefill.engine.pool.held == 0)
         assert {request.kind for request in world.engines[0].asked[asked:]} == {"context_and_generation"}
         await hand_off(prefill, 2)
 
@@ -58,7 +58,7 @@ async def test_a_fetched_handoff_leaves_the_books_at_once() -> None:
         sender, request = next(iter(world.handoffs.values()))
         sender.fetched(request)
         await hand_off(prefill, 2)
-        await until(lambda: prefill.engine.pool.held == 3, timeout=10.0)
+        await until(lambda: prefill.engine.pool.held == 3)
 
 
 @pytest.mark.parametrize("world", [World(leak=True, hole=False), World(blocks=4, hole=True)], ids=["leak", "full pool"])
@@ -76,7 +76,7 @@ async def test_an_idle_engine_is_not_replaced() -> None:
     async with engines(World(), Role.BOTH, timeout_s=0.1) as (both,):
         for run in range(3):
             both.engine.prefill(spec(run + 1), then_decode=True)
-            await until(lambda run=run: run + 1 in both.ended, timeout=10.0)
+            await until(lambda run=run: run + 1 in both.ended)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.8):
                 await both.engine.join()
@@ -167,8 +167,8 @@ async def test_unreadable_statistics_and_events_fail_no_request() -> None:
             world.engines[0].stats.append(junk)
             world.engines[0].events.append(junk)
         both.engine.prefill(spec(1), then_decode=True)
-        await until(lambda: both.state(1) is State.FINISHED, timeout=10.0)
-        await until(lambda: both.engine.stats().steps > 0, timeout=10.0)
+        await until(lambda: both.state(1) is State.FINISHED)
+        await until(lambda: both.engine.stats().steps > 0)
 
 
 async def test_iterations_become_credits_and_rates() -> None:
@@ -179,8 +179,8 @@ async def test_iterations_become_credits_and_rates() -> None:
         stats = both.engine.stats()
         assert (stats.backlog, stats.running) == (180, 9)
         assert stats.queued_tokens == 180 - 64, "one step's worth is in the step in progress"
-        await until(lambda: len(both.ended) == 9, timeout=10.0)
-        await until(lambda: both.engine.stats().rates.decode_step_s > 0, timeout=10.0)
+        await until(lambda: len(both.ended) == 9)
+        await until(lambda: both.engine.stats().rates.decode_step_s > 0)
         done = both.engine.stats()
         assert (done.backlog, done.running, done.in_step_s) == (0, 0, 0.0)
         assert done.step_p99_s > 0
@@ -191,9 +191,9 @@ async def test_an_engine_that_stands_still_shows_it() -> None:
     world = World()
     async with engines(world, Role.BOTH) as (both,):
         both.engine.prefill(spec(1, most=100), then_decode=True)
-        await until(lambda: both.outputs, timeout=10.0)
+        await until(lambda: both.outputs)
         world.engines[0].stuck = True
-        await until(lambda: both.engine.stats().in_step_s > 0.3, timeout=10.0)
+        await until(lambda: both.engine.stats().in_step_s > 0.3)
 
 
 # the books
@@ -314,5 +314,5 @@ async def test_a_shutdown_is_bounded() -> None:
     exits: list[int] = []
     assert await end(Llm(), 10.0, lambda: exits.append(1))  # type: ignore[arg-type]
     assert not await end(Llm(seconds=1.0), 0.05, lambda: exits.append(1))  # type: ignore[arg-type]
-    await until(lambda: exits == [1], timeout=10.0)
+    await until(lambda: exits == [1])
     assert not await end(Llm(error=RuntimeError("dead rank")), 10.0, lambda: exits.append(1))  # type: ignore[arg-type]

@@ -167,10 +167,15 @@ async def test_several_processes_fetch_once(tmp_path: Path) -> None:
     store, said = MemoryStore(), Said()
     await published(store, tmp_path / "tiny")
     store.reads.clear()
+
+    async def until_the_others_wait(path: str, start: int) -> None:
+        if not path.endswith("manifest.json"):
+            await until(lambda: sum("waiting" in line for line in said.lines) == 3)
+
+    store.fault = until_the_others_wait
     everyone = await asyncio.gather(*(pulled(store, tmp_path / "home", progress=said) for _ in range(4)))
     assert len({files.folder for files in everyone}) == 1
     assert (store.read_of(FIRST), store.read_of(SECOND)) == (SHARD, SHARD)
-    assert any("waiting" in line for line in said.lines)
 
 
 async def test_a_store_that_is_too_slow_is_given_up_and_gone_on_with(tmp_path: Path) -> None:

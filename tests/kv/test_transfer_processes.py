@@ -28,7 +28,7 @@ from tests.kv.rig import Pausing, needs_nixl, nixl_agents
 from tests.waiting import PATIENCE_S, until
 
 COUNT = 24
-LEASE_S = 2.0
+LEASE_S = 3.0
 START_S = 60.0
 PATIENT = TransferLimits(lease_s=60.0, release_s=PATIENCE_S)
 """A busy machine may let an owner stand still, which here is no silence but of one that is stopped."""

@@ -160,7 +160,7 @@ async def test_a_full_pool_never_cleans_up() -> None:
 
 
 async def test_an_abort_during_a_transfer_waits_for_it() -> None:
-    world = World(transfer_s=0.2)
+    world = World(transfer_s=0.5)
     one, other = engine(world), engine(world, prefill=False)
     handoff = await context(one, [5, 6, 7])
     result = other.generate_async([5, 6, 7], params(50), streaming=True, disaggregated_params=handoff)

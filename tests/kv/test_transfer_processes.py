@@ -31,7 +31,7 @@ COUNT = 24
 LEASE_S = 3.0
 START_S = 60.0
 PATIENT = TransferLimits(lease_s=60.0, release_s=PATIENCE_S)
-"""A busy machine may let an owner stand still, which here is no silence but of one that is stopped."""
+"""Of a reader: an owner that its machine does not let run for some seconds is not silent, nor lost."""
 kinds = pytest.mark.parametrize("kind", ["tcp", "shm", pytest.param("nixl", marks=needs_nixl)])
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory is Linux's")
 

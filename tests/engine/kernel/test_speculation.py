@@ -63,6 +63,11 @@ def right(running: Running) -> int:
     return sum(report.accepted for report in running.reports)
 
 
+def steps(running: Running) -> int:
+    """That drew; how many others a prompt takes is the machine's affair."""
+    return sum(bool(report.tokens) for report in running.reports)
+
+
 @pytest.mark.parametrize("number", range(6))
 async def test_drafts_change_nothing_but_the_number_of_steps(model: tiny.Tiny, number: int) -> None:
     random = Random(number)
@@ -79,7 +84,7 @@ async def test_drafts_change_nothing_but_the_number_of_steps(model: tiny.Tiny, n
             assert said(guessing, run) == said(plain, run)
             assert guessing.end(run) == plain.end(run)
         assert right(guessing) > 0
-        assert len(guessing.reports) < len(plain.reports)
+        assert steps(guessing) < steps(plain)
     async with Running(engine(model, 3, step_tokens=16)) as together:
         await together.generate(*specs)
         assert all(said(together, run) == said(plain, run) for run in range(len(specs)))
@@ -120,4 +125,4 @@ async def test_a_repetition_is_guessed(model: tiny.Tiny) -> None:
         await running.generate(spec(1, tiny.prompt(8, 12), logit_bias={65: 100.0}, max_tokens=80))
         assert set(running.tokens(1)) == {65}
         assert right(running) == sum(report.drafted for report in running.reports) > 60
-        assert sum(bool(report.tokens) for report in running.reports) < 20
+        assert steps(running) < 20

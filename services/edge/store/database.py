@@ -23,7 +23,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from schemas.errors import StoreUnavailable
-from services.edge.store.sqlite import WRITES, open_whole, use_file
+from services.edge.store.sqlite import BUSY_S, WRITES, open_whole, use_file
 from services.settings.errors import SettingsError
 
 TIMEOUT_S = 5.0
@@ -95,6 +95,7 @@ class Database:
     def __init__(self, url: URL, timeout: float = TIMEOUT_S) -> None:
         self._timeout = timeout
         self.is_sqlite = url.get_backend_name() == "sqlite"
+        self._writing = asyncio.Lock()
         self._engine = create_async_engine(
             url,
             connect_args={"async_creator_fn": open_whole} if self.is_sqlite else {},
@@ -116,8 +117,25 @@ class Database:
     @asynccontextmanager
     async def write(self, timeout: float = 0.0) -> AsyncIterator[AsyncConnection]:
         """One transaction, the only one on SQLite. Raises `StoreUnavailable`: it may have been committed all the same."""
-        async with _deadline(timeout or self._timeout), self._writer.begin() as connection:
+        timeout = timeout or self._timeout
+        async with _deadline(timeout), self._turn(timeout), self._writer.begin() as connection:
             yield connection
+
+    @asynccontextmanager
+    async def _turn(self, timeout: float) -> AsyncIterator[None]:
+        """Of those that wait SQLite lets in whoever looks at the right moment, and some never: ours write in the order they came.
+
+        Who could wait for another process only beyond the deadline does not begin.
+        """
+        if not self.is_sqlite:
+            yield
+            return
+        async with asyncio.timeout(timeout - BUSY_S):
+            await self._writing.acquire()
+        try:
+            yield
+        finally:
+            self._writing.release()
 
     async def close(self) -> None:
         async with asyncio.timeout(self._timeout):

@@ -20,8 +20,10 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 WRITES = "headrace_writes"
 """The option of an engine whose transactions write."""
-_BUSY_MS = 2000
+BUSY_S = 2.0
 """How long SQLite waits for another process's transaction; less than the deadline, so that no thread outlives its caller."""
+SYNCHRONOUS = "FULL"
+"""What is committed is on the disk."""
 _OPEN_S = 5.0
 _FILE = "headrace_file"
 _log = logging.getLogger("headrace.edge")
@@ -90,7 +92,8 @@ def _set_up(connection: Any, _: Any) -> None:
     """Write-ahead log: readers and the one writer do not wait for each other. What is deleted is overwritten."""
     connection.isolation_level = None  # transactions begin where we say, not where the driver thinks
     cursor = connection.cursor()
-    for pragma in (f"busy_timeout={_BUSY_MS}", "journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"):
+    busy = f"busy_timeout={BUSY_S * 1000:.0f}"
+    for pragma in (busy, "journal_mode=WAL", f"synchronous={SYNCHRONOUS}", "secure_delete=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

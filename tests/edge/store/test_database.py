@@ -21,6 +21,7 @@ from schemas.errors import StoreUnavailable
 from services.edge.store.database import Database, database_url
 from services.edge.store.jobs import SqlJobStore
 from services.edge.store.migrate import migrate
+from services.edge.store.sqlite import BUSY_S
 from services.edge.store.tables import metadata
 from services.settings.errors import SettingsError
 from tests.waiting import PATIENCE_S, until
@@ -150,7 +151,38 @@ async def test_the_clock_is_the_databases(database: Database) -> None:
     async with database.read() as connection:
         first = (await connection.execute(sa.select(database_time()))).scalar_one()
         await asyncio.sleep(0.01)
-        assert first < (await connection.execute(sa.select(database_time()))).scalar_one() < first + 5
+        assert first < (await connection.execute(sa.select(database_time()))).scalar_one() < first + 60
+
+
+async def test_who_came_first_writes_first(sqlite: Database) -> None:
+    """SQLite lets in whoever looks at the right moment: of thirty at once some were refused, and others wrote four times."""
+    wrote: list[int] = []
+
+    async def write(number: int) -> None:
+        async with sqlite.write():
+            wrote.append(number)
+
+    async with sqlite.write():
+        waiting = [asyncio.create_task(write(number)) for number in range(30)]
+        await asyncio.sleep(0)
+    await asyncio.gather(*waiting)
+    assert wrote == list(range(30))
+
+
+async def test_who_could_only_wait_beyond_the_deadline_does_not_begin(sqlite: Database, tmp_path: Path) -> None:
+    """One of ours waits in SQLite, and the others for their turn: no thread of the driver outlives its caller."""
+    mine, began = Database(database_url("", tmp_path), BUSY_S + 0.1), list[int]()
+    sa.event.listen(mine._engine.sync_engine, "connect", lambda *_: began.append(1))
+
+    async def write() -> None:
+        with pytest.raises(StoreUnavailable):
+            async with mine.write():
+                pass
+
+    async with sqlite.write(2 * PATIENCE_S):
+        await asyncio.gather(*(write() for _ in range(3)))
+    assert len(began) == 1
+    await mine.close()
 
 
 _VISIT = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM alembic_version').fetchall(); c.close()"

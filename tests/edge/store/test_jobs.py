@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 from schemas.errors import StoreUnavailable
 from schemas.job import pack_ids, unpack_ids
 from schemas.reply import FinishReason, Logprob
-from services.edge.store.database import Database
+from services.edge.store.database import Database, database_url
 from services.edge.store.jobs import ATTEMPTS, SqlJobStore
 from services.edge.store.records import (
     Checkpoint,
@@ -25,6 +26,7 @@ from services.edge.store.records import (
     StoredJob,
 )
 from services.edge.store.tables import detached_jobs, detached_tokens
+from tests.waiting import PATIENCE_S
 
 JOB, OTHER = "a" * 32, "b" * 32
 E1, E2, E3 = "e1-0k3v9x00abcde", "e2-0k3v9x00abcde", "e3-0k3v9x00abcde"
@@ -60,7 +62,7 @@ async def test_a_job_from_its_first_token_to_its_end(store: SqlJobStore) -> None
     created = await store.get(JOB, "t")
     assert created is not None
     assert (created.state, created.request, created.edge, created.facts) == (JobState.RUNNING, b"request", E1, Facts())
-    assert 0 <= created.age < 5
+    assert 0 <= created.age < 60
     facts = Facts(attempt=2, deaths=1, owner="d1-0k3v9x00abcde", owned=True, weights="w", cached_tokens=3)
     assert await say(store, chunk(0, 5, 6), chunk(0, 9, choice=1), facts=facts) is Standing.HELD
     assert await say(store, chunk(2, 7, finish=FinishReason.STOP), end=End(JobState.FINISHED), facts=facts) is Standing.HELD
@@ -220,11 +222,12 @@ async def test_what_takes_too_much_room_goes_oldest_first(store: SqlJobStore) ->
     assert [row.state for row in rows if row] == [JobState.EXPIRED] * 3 + [JobState.FINISHED] * 2
 
 
-async def test_a_busy_database_is_told_within_the_deadline(sqlite: Database) -> None:
-    store = SqlJobStore(sqlite)
+async def test_a_busy_database_is_told_within_the_deadline(sqlite: Database, tmp_path: Path) -> None:
+    store, other = SqlJobStore(sqlite), Database(database_url("", tmp_path))
     await create(store)
-    async with sqlite.write():
+    async with other.write(PATIENCE_S):
         with pytest.raises(StoreUnavailable):
             await say(store, chunk(0, 1))
         assert await store.get(JOB, "t") is not None  # who only reads does not wait
+    await other.close()
     assert await say(store, chunk(0, 1)) is Standing.HELD

@@ -9,11 +9,12 @@ from sqlalchemy.engine import URL
 
 from services.edge.store.database import Database
 from services.edge.store.migrate import migrate
+from tests.waiting import PATIENCE_S
 
 
 @asynccontextmanager
 async def migrated(url: URL) -> AsyncIterator[Database]:
-    database = Database(url)
+    database = Database(url, PATIENCE_S)
     try:
         await migrate(database)
         yield database

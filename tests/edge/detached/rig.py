@@ -32,7 +32,7 @@ from services.edge.jobs.timing import Timing
 from services.edge.store.database import Database, database_url
 from services.edge.store.jobs import SqlJobStore
 from services.edge.store.migrate import migrate
-from services.edge.store.records import JobState, Retention, StoredJob
+from services.edge.store.records import JobState, StoredJob
 from services.telemetry.metrics import Metrics
 from tests.edge.cluster import DECODE, FAST, Cluster, draft, process
 from tests.waiting import PATIENCE_S, until
@@ -73,7 +73,7 @@ class Side:
     async def close(self) -> None:
         if not self.dead:
             await self.detached.close()
-            await self.supervisor.close(2.0)
+            await self.supervisor.close(PATIENCE_S)
             assert len(self.supervisor) == 0
         await self.database.close()
 
@@ -91,9 +91,7 @@ class Pair:
         return row
 
 
-async def make_side(
-    cluster: Cluster, bus: MemoryBus, home: Path, supervisor: Supervisor, retention: Retention | None, timing: DetachedTiming
-) -> Side:
+async def make_side(cluster: Cluster, bus: MemoryBus, home: Path, supervisor: Supervisor, timing: DetachedTiming) -> Side:
     database = Database(database_url("", home))
     detached = DetachedJobs(
         SqlJobStore(database),
@@ -105,7 +103,6 @@ async def make_side(
         Random(bus.process),
         Metrics.null(),
         timing=timing,
-        retention=retention,
     )
     await detached.open()
     await until(lambda: detached.ready)
@@ -117,30 +114,29 @@ def _database_time() -> Iterator[None]:
     """Leases in the database are between edges that a test runs in one process: its clock stands still with them."""
     since = time.time() - time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("services.edge.store.jobs.database_time", lambda: sa.literal(since + time.monotonic()))
+        for module in ("jobs", "checkpoints"):  # both write leases, and compare them
+            patch.setattr(f"services.edge.store.{module}.database_time", lambda: sa.literal(since + time.monotonic()))
         yield
 
 
 @asynccontextmanager
-async def pair(
-    home: Path, *, retention: Retention | None = None, lease_s: float = QUICK.lease_s, timing: Timing = ADOPTING
-) -> AsyncIterator[Pair]:
+async def pair(home: Path, *, lease_s: float = QUICK.lease_s, timing: Timing = ADOPTING) -> AsyncIterator[Pair]:
     """`timing`: of the second edge."""
     with _database_time():
-        async with _pair(home, retention, replace(QUICK, lease_s=lease_s), timing) as made:
+        async with _pair(home, replace(QUICK, lease_s=lease_s), timing) as made:
             yield made
 
 
 @asynccontextmanager
-async def _pair(home: Path, retention: Retention | None, quick: DetachedTiming, timing: Timing) -> AsyncIterator[Pair]:
+async def _pair(home: Path, quick: DetachedTiming, timing: Timing) -> AsyncIterator[Pair]:
     cluster = Cluster()
     cluster.then = cluster.accept(RUN, prefill="", decode=DECODE)
     await cluster.open()
     bus = MemoryBus(cluster.broker, SECOND, role="edge")
     other = Supervisor(bus, cluster.queue, cluster.subjects, SystemClock(), Random(5), Metrics.null(), timing)
     await other.open()
-    first = await make_side(cluster, cluster.edge_bus, home, cluster.edge, retention, quick)
-    second = await make_side(cluster, bus, home, other, retention, quick)
+    first = await make_side(cluster, cluster.edge_bus, home, cluster.edge, quick)
+    second = await make_side(cluster, bus, home, other, quick)
     cluster.report()
     try:
         yield Pair(cluster, first, second, SqlJobStore(second.database))
@@ -261,12 +257,11 @@ async def begun(
     digests: bool = True,
     bill: Bill | None = None,
     over: Callable[[int], None] = nothing,
-    total_s: float = TOTAL_S,
 ) -> tuple[str, Owner]:
     """A job that the first edge submitted and a worker owns, with its first tokens in the database."""
     count = len(pair.cluster.jobs)
     pair.cluster.answers = [pair.cluster.accept(run, prefill="", decode=DECODE)]
-    submitting = asyncio.create_task(pair.first.detached.submit(long_draft(total_s), TENANT, bill, over))
+    submitting = asyncio.create_task(pair.first.detached.submit(long_draft(), TENANT, bill, over))
     owner = Owner(pair.cluster, await pair.cluster.submitted(count + 1), run)
     await owner.listen(digests=digests)
     job = await submitting
@@ -291,8 +286,8 @@ async def written(pair: Pair, job: str, tokens: int) -> None:
             await asyncio.sleep(0.01)
 
 
-def long_draft(total_s: float = TOTAL_S) -> Draft:
-    return replace(draft(total_s=total_s), sampling=Sampling(seed=7, max_tokens=1000))
+def long_draft() -> Draft:
+    return replace(draft(total_s=TOTAL_S), sampling=Sampling(seed=7, max_tokens=1000))
 
 
 async def read_all(reader: DetachedReader, timeout: float = PATIENCE_S) -> tuple[list[int], FinishReason | None]:

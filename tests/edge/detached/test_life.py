@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from services.edge.jobs.explained import Explain
 from services.edge.jobs.handle import JobCancelled
 from services.edge.store.records import JobState, Retention
 from tests.edge.cluster import DECODE, EDGE
-from tests.edge.detached.rig import SECOND, TENANT, Pair, attach, begun, long_draft, pair, read_all, state_is
+from tests.edge.detached.rig import SECOND, TENANT, Pair, attach, begun, long_draft, read_all, state_is
 from tests.waiting import PATIENCE_S, until
 
 
@@ -110,12 +109,13 @@ async def test_a_position_beyond_the_end_is_said_to_be_one(edges: Pair) -> None:
             await read_all(reader)
 
 
-async def test_what_was_kept_long_enough_is_gone(tmp_path: Path) -> None:
-    async with pair(tmp_path, retention=Retention(keep_s=2.0)) as edges:
-        job, owner = await begun(edges)
-        owner.go_on(1, FinishReason.STOP)
-        assert (await read_all(await attach(edges.second, job)))[0] == owner.tokens()
-        await state_is(edges, job, JobState.EXPIRED)
-        with pytest.raises(Gone) as caught:
-            await attach(edges.first, job)
-        assert (caught.value.status, caught.value.type, caught.value.code) == (410, "invalid_request_error", "gone")
+async def test_what_was_kept_long_enough_is_gone(edges: Pair) -> None:
+    job, owner = await begun(edges)
+    owner.go_on(1, FinishReason.STOP)
+    assert (await read_all(await attach(edges.second, job)))[0] == owner.tokens()
+    await state_is(edges, job, JobState.FINISHED)
+    edges.second.detached._retention = Retention(keep_s=0.0)
+    await state_is(edges, job, JobState.EXPIRED)
+    with pytest.raises(Gone) as caught:
+        await attach(edges.first, job)
+    assert (caught.value.status, caught.value.type, caught.value.code) == (410, "invalid_request_error", "gone")

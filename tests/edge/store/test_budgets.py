@@ -13,7 +13,6 @@ import sqlalchemy as sa
 
 from schemas.errors import EdgeUnavailable, HeadraceError, InsufficientQuota, RateLimited
 from schemas.job import Tier
-from services.clock import SystemClock
 from services.edge.gate.budgets import Budgets, Hold
 from services.edge.gate.purse import SLICES
 from services.edge.gate.records import Caller, Used
@@ -23,7 +22,7 @@ from services.edge.store.tables import allotments, budgets, usage
 from services.edge.store.usage import SqlUsageStore
 from services.edge.tenant import tenant
 from services.telemetry.metrics import Metrics
-from tests.edge.fakes import SECRET
+from tests.edge.fakes import SECRET, OneMinute
 from tests.waiting import until
 
 OWNER = "tenant-acme"
@@ -32,11 +31,9 @@ PATIENT_S = 20.0
 
 
 @asynccontextmanager
-async def edges(
-    database: Database, count: int, metrics: Metrics | None = None, patient_s: float = PATIENT_S
-) -> AsyncIterator[list[Budgets]]:
+async def edges(database: Database, count: int, metrics: Metrics | None = None) -> AsyncIterator[list[Budgets]]:
     store, told = SqlUsageStore(database), metrics or Metrics.null()
-    made = [Budgets(store, f"e{number}-0k3v9x00abcde", SystemClock(), told, patient_s) for number in range(count)]
+    made = [Budgets(store, f"e{number}-0k3v9x00abcde", OneMinute(), told, PATIENT_S) for number in range(count)]
     tasks = [asyncio.create_task(each.run()) for each in made]
     try:
         yield made
@@ -100,7 +97,7 @@ async def test_the_database_is_locked(sqlite: Database, tmp_path: Path, caplog: 
     """faults.md, gateway: quota store down (the database): paid spend what their edge holds, then 503, free 503 at once; an
     alarm; afterwards what was used meanwhile is charged, once."""
     limit, metrics, jobs = 100 * SLICES, Metrics.collecting("e1"), list[str]()
-    async with edges(sqlite, 1, metrics, patient_s=0.5) as (edge,):
+    async with edges(sqlite, 1, metrics) as (edge,):
 
         async def one_request() -> None:
             hold = await edge.take(DAY, OWNER, limit, 10, Tier.PAID)

@@ -22,6 +22,7 @@ from services.edge.store.jobs import SqlJobStore
 from services.edge.store.keys import SqlKeyStore
 from services.edge.store.migrate import migrate
 from services.edge.store.tables import metadata
+from tests.waiting import PATIENCE_S
 
 FOLDER = Path(migrations.__file__).parent
 
@@ -72,7 +73,7 @@ def differences(connection: sa.Connection) -> list[Any]:
 
 @pytest.mark.parametrize("revision", REVISIONS)
 async def test_from_every_revision_with_its_rows(empty: Database, revision: str) -> None:
-    async with empty.write() as connection:
+    async with empty.write(PATIENCE_S) as connection:  # as long as a migration may take
         rows = await connection.run_sync(fill, revision)
     assert rows
     await migrate(empty)
@@ -91,7 +92,7 @@ async def test_migrations_that_fail_leave_the_tables_as_they_were(empty: Databas
     def tables(connection: sa.Connection) -> list[str]:
         return sorted(sa.inspect(connection).get_table_names())
 
-    async with empty.write() as connection:
+    async with empty.write(PATIENCE_S) as connection:
         await connection.run_sync(fill, REVISIONS[0])
         await connection.execute(sa.text("CREATE TABLE budgets (x INTEGER)"))  # a later one makes it, too
         before = await connection.run_sync(tables)

@@ -135,7 +135,8 @@ class Budgets:
         jobs = {entry.used.job for entry in entries}
         asks = {}
         for key, purse in self._purses.items():
-            if (ask := purse.ask(now, jobs, over=self._closing or purse.window not in current)) is not None:
+            over = self._closing or (purse.window not in current and not purse.waiting)  # who waits came in that window
+            if (ask := purse.ask(now, jobs, over=over)) is not None:
                 asks[key] = ask
         if not entries and not asks:
             return True

@@ -15,11 +15,11 @@ from services.edge.gate.budgets import Budgets
 from services.edge.gate.limits import NONE, Limits
 from services.edge.gate.meter import REQUESTS, TOKENS, Meter, Reservation
 from services.edge.gate.records import Caller, Used
-from services.edge.gate.windows import DAY, name
+from services.edge.gate.windows import DAY, name, resets_in
 from services.edge.tenant import tenant
 from services.telemetry.metrics import Metrics
 from tests.edge.fakes import SECRET, FakeCounters, FakeUsage
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 def caller(limits: Limits = NONE, tenant_limits: Limits = NONE, *, tier: Tier = Tier.PAID, key: str = "k") -> Caller:
@@ -222,6 +222,18 @@ async def test_a_spent_budget_is_no_rate_limit() -> None:
         assert await edges.refusal(who, 5, 5) is None
         edges.clock.advance(86_400.0)
         assert await edges.refusal(who, 50, 50) is None
+
+
+async def test_who_waits_while_the_day_ends_gets_that_days() -> None:
+    edges = Edges()
+    edges.clock.epoch += resets_in(DAY, edges.clock.wall()) - 0.1
+    waiting = asyncio.create_task(edges.meter.admit(caller(Limits(tokens_per_day=100)), 50, 50))
+    await until(lambda: edges.budgets[0]._purses)
+    edges.clock.advance(0.2)
+    async with running(edges):
+        (await asyncio.wait_for(waiting, PATIENCE_S)).settle(used(60))
+        await until(lambda: not edges.budgets[0]._purses)
+    assert list(edges.usage.spent.values()) == [60]
 
 
 async def test_who_asks_often_never_waits_for_the_database() -> None:

@@ -32,10 +32,10 @@ class NatsServer:
     The port stays the same over a restart, the JetStream folder too. `config` is appended to the configuration file.
     """
 
-    def __init__(self, folder: Path, config: str = "") -> None:
+    def __init__(self, folder: Path, config: str = "", port: int = 0) -> None:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = free_port()
+        self.port = port or free_port()
         self._file = folder / "nats.conf"
         self._file.write_text(f'listen: "127.0.0.1:{self.port}"\njetstream {{ store_dir: "{folder / "js"}" }}\n{config}\n')
 
@@ -122,14 +122,14 @@ class NatsCluster:
     """Servers n1, n2, n3 that know one another; JetStream keeps quorum while two of them live. `config` is everybody's."""
 
     def __init__(self, folder: Path, config: str = "", size: int = 3) -> None:
-        ports = free_ports(size)
-        routes = ", ".join(f'"nats-route://127.0.0.1:{port}"' for port in ports)
+        ports = free_ports(2 * size)  # nobody listens yet: asked for one by one, two might be the same
+        routes = ", ".join(f'"nats-route://127.0.0.1:{port}"' for port in ports[size:])
         self.nodes: dict[str, NatsServer] = {}
-        for number, port in enumerate(ports, 1):
+        for number, (port, route) in enumerate(zip(ports[:size], ports[size:], strict=True), 1):
             name = f"n{number}"
             (folder / name).mkdir()
-            own = f'server_name: {name}\ncluster {{ name: test, listen: "127.0.0.1:{port}", routes: [{routes}] }}\n'
-            self.nodes[name] = NatsServer(folder / name, own + config)
+            own = f'server_name: {name}\ncluster {{ name: test, listen: "127.0.0.1:{route}", routes: [{routes}] }}\n'
+            self.nodes[name] = NatsServer(folder / name, own + config, port)
 
     @property
     def url(self) -> str:

@@ -20,7 +20,7 @@ from sqlalchemy.engine import URL
 
 MISSING = "no PostgreSQL"
 START_DEADLINE_S = 30.0
-STOP_DEADLINE_S = 10.0
+STOP_DEADLINE_S = 30.0
 _USER = "headrace"
 _DATABASES = "postgres"
 _FOLDERS = ("/usr/lib/postgresql", "/usr/local/opt", "/opt/homebrew/opt", "/usr")

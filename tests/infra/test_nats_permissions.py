@@ -268,6 +268,7 @@ async def login(server: AccountServer, user: str) -> AsyncIterator[Person]:
         password=server.passwords[user],
         error_cb=person.note,
         allow_reconnect=False,
+        connect_timeout=PATIENCE_S,
         inbox_prefix=f"_INBOX.{user}",
     )
     try:
@@ -332,7 +333,7 @@ async def test_the_server_is_as_we_configured_it(server: AccountServer) -> None:
 
 async def test_nobody_enters_without_a_password(server: AccountServer) -> None:
     with pytest.raises(Exception, match="Authorization"):
-        await nats.connect(server.plan.url, allow_reconnect=False, max_reconnect_attempts=0, connect_timeout=2)
+        await nats.connect(server.plan.url, allow_reconnect=False, max_reconnect_attempts=0, connect_timeout=PATIENCE_S)
 
 
 async def test_violations_are_found_in_the_log(server: AccountServer) -> None:

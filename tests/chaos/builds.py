@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,8 +69,17 @@ class Fleet:
             if name in self.urls:
                 await ready(self.urls[name])
 
+    async def everybody(self, condition: Callable[[dict[str, Any]], bool], within: float) -> dict[str, dict[str, Any]]:
+        """The statuses of those that run, once nobody is missing and each satisfies `condition`. Raises AssertionError."""
+        deadline = time.monotonic() + within
+        while True:
+            found = await self.statuses()
+            if found.keys() == self.running.keys() and all(map(condition, found.values())):
+                return found
+            assert time.monotonic() < deadline, found
+
     async def statuses(self) -> dict[str, dict[str, Any]]:
-        """What each process that answers says of itself, by name."""
+        """What each process that answers in time says of itself, by name: one that is busy may be missed."""
         client = await nats.connect(self.nats_url)
         try:
             inbox, found = client.new_inbox(), {}

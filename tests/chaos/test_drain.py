@@ -26,6 +26,7 @@ from tests.chaos.streams import (
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import Operator, operator
 from tests.e2e.running import Up
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -49,7 +50,7 @@ async def test_sigterm(scripted_stack: StartScripted, name: str) -> None:
         await back(up, name, send(up, name, signal.SIGTERM))
 
     assert_same(await ask_all(up.url, asked, fault), expected)
-    assert f"{name}: exit code 0" in up.said
+    assert f"{name}: exit code 0" in up.output
     async with operator(up) as op:
         await op.assert_clean()
 
@@ -102,6 +103,7 @@ async def test_a_worker_that_an_operator_drains(scripted_stack: StartScripted) -
             assert (await op.ask(f"{admin}.status"))["runs"] == 0
         assert_same(busy.result(), expected)
         assert not (await op.ask(f"{admin}.undrain"))["state"].get("draining")
+        await _may_be_placed_on(op, process_id(up, "d1"))
         again = asyncio.create_task(ask_all(up.url, asked))
         while not (await op.ask(f"{admin}.status"))["runs"]:
             assert not again.done()
@@ -184,6 +186,19 @@ async def test_a_rolling_restart_of_everything(scripted_stack: StartScripted) ->
     assert len(load.answers) > 100
     async with operator(up) as op:
         await op.assert_clean()
+
+
+async def _may_be_placed_on(op: Operator, process: str) -> None:
+    """Until each router has heard that this worker does not drain."""
+    for router in await op.several("router", 2):
+        async with asyncio.timeout(PATIENCE_S):
+            while not await _sees_working(op, router, process):  # noqa: ASYNC110 - another process's
+                await asyncio.sleep(0.02)
+
+
+async def _sees_working(op: Operator, router: str, process: str) -> bool:
+    workers = (await op.ask(f"hr.admin.router.{router}.status"))["models"]["tiny"]["workers"]
+    return any(worker["process"] == process and not worker.get("draining") for worker in workers)
 
 
 async def _idle(op: Operator, subject: str) -> None:

@@ -6,7 +6,6 @@ to the other: an attempt stays within its pool, a resumed job may go to the othe
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from tests.chaos.load import steady
 from tests.chaos.streams import questions, undisturbed
 from tests.nats_fixture import NatsServer
 from tests.text.tiny import write_tiny_model_folder
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -57,11 +57,11 @@ async def test_a_rolling_upgrade(own_nats_server: NatsServer, tmp_path: Path) ->
             await load.more(40)  # with those above more than a hundred
         load.assert_none_failed(expected)
         assert len(load.answers) > 100
-        statuses = await all_of.statuses()
-        assert statuses.keys() == set(AFTER)
+        assert all_of.running.keys() == set(AFTER)
+        statuses = await all_of.everybody(lambda status: not status.get("runs"), PATIENCE_S)
         for name, status in statuses.items():
             if "kv" in status:
-                assert (status["runs"], status["kv"]["integrity"], status["kv"]["orphaned"]) == (0, "ok", 0), name
+                assert (status["kv"]["integrity"], status["kv"]["orphaned"]) == ("ok", 0), name
         refused = [name for name in (*BEFORE, *AFTER) if "unreadable" in all_of.said(name)]
         assert not refused, all_of.said(refused[0])
 
@@ -77,6 +77,4 @@ async def _replace_workers(all_of: Fleet, number: int) -> None:
 
 
 async def _all_write(all_of: Fleet, version: int) -> None:
-    async with asyncio.timeout(60.0):
-        while {status["writes"] for status in (await all_of.statuses()).values()} != {version}:  # noqa: ASYNC110 - of processes
-            await asyncio.sleep(0.1)
+    await all_of.everybody(lambda status: status["writes"] == version, 60.0)

@@ -10,17 +10,18 @@ from schemas.errors import StoreUnavailable
 from services.cli.failure import CommandError
 from services.edge.store.database import Database, database_url
 from services.edge.store.keys import SqlKeyStore
-from services.edge.store.migrate import migrate
+from services.edge.store.migrate import PATIENCE_S, migrate
 from services.settings.settings import Settings
 
 T = TypeVar("T")
 
 
 def with_database(settings: Settings, work: Callable[[Database], Awaitable[T]]) -> T:
-    """What `work` returns. Raises `CommandError` when the database cannot be used."""
+    """What `work` returns; a busy disk is waited for longer than by a request. Raises `CommandError` when the database cannot be
+    used."""
 
     async def whole() -> T:
-        database = Database(database_url(settings.edge.database_url, settings.home_dir))
+        database = Database(database_url(settings.edge.database_url, settings.home_dir), PATIENCE_S)
         try:
             await migrate(database)
             return await work(database)

@@ -65,13 +65,12 @@ class Operator:
 
     async def assert_clean(self, within: float = PATIENCE_S) -> None:
         """Every pool is at its baseline, its books are right, no run is left. Raises AssertionError with what is not."""
-        statuses = await self.until(lambda found: all(_clean(status) for status in found.values()), within)
-        assert statuses
+        statuses = await self.until(lambda found: found and all(_clean(status) for status in found.values()), within)
         assert all(status["kv"]["integrity"] == "ok" for status in statuses.values()), statuses
         assert all(status["kv"]["orphaned"] == 0 for status in statuses.values()), statuses
 
     async def until(
-        self, condition: Callable[[dict[str, dict[str, Any]]], bool], within: float = PATIENCE_S
+        self, condition: Callable[[dict[str, dict[str, Any]]], object], within: float = PATIENCE_S
     ) -> dict[str, dict[str, Any]]:
         """The workers' statuses once they satisfy `condition`. Raises AssertionError after `within` seconds."""
         deadline = asyncio.get_running_loop().time() + within

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from typing import Any
 
 import httpx
@@ -15,9 +16,10 @@ import pytest
 from tests.e2e.conftest import StartScripted
 from tests.e2e.running import ROOT, Up
 from tests.e2e.test_scripted import body
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 PRICE = 0.001
+DAY_S = 86_400
 SETTINGS = {"HEADRACE_EDGE__PRICE_PER_COMPUTE_S": str(PRICE), "HEADRACE_SCRIPTED__DECODE_STEP_S": "0.005"}
 
 
@@ -51,7 +53,7 @@ async def checked(up: Up, key: str, **fields: Any) -> httpx.Response:
 
 async def ledger(up: Up, tenant: str, rows: int) -> list[dict[str, Any]]:
     """The tenant's rows, once there are so many."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(4 * PATIENCE_S):
         while True:
             connection = sqlite3.connect(up.home / "edge.db")
             connection.row_factory = sqlite3.Row
@@ -76,6 +78,7 @@ async def test_what_was_measured_is_priced_and_booked(scripted_stack: StartScrip
 
 async def test_a_budget_is_spent_and_no_more(scripted_stack: StartScripted) -> None:
     up = scripted_stack(**SETTINGS)
+    await until(lambda: time.time() % DAY_S < DAY_S - 60, 90)  # after midnight there is a new one
     size = (await ask(up, headrace(up, "keys", "create", "--tenant", "big"), max_tokens=10, ignore_eos=True)).json()["usage"]
     headrace(up, "tenants", "limit", "small", "--budget-day", str(3 * size["total_tokens"]))
     key = headrace(up, "keys", "create", "--tenant", "small")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tests.e2e.conftest import READY_S, UP
 from tests.e2e.operator import operator
 from tests.e2e.running import Up, started
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 REFERENCE = (
     "Kubernetes is a software platform that enables scalable, distributed computing across the internet. "
@@ -67,15 +68,21 @@ class Reference:
 
 
 @pytest.fixture(scope="module")
-def reference(default_model: ModelFiles) -> Reference:
-    return Reference(default_model.folder)
+def reference(default_model: ModelFiles) -> Iterator[Reference]:
+    """On one thread. Several wait for each other at every step: minutes, where other processes have the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield Reference(default_model.folder)
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
 def up(default_model: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    yield from _stack(default_model, tmp_path_factory)
+    with _stack(default_model, tmp_path_factory) as running:
+        yield running
 
 
+@contextmanager
 def _stack(files: ModelFiles, factory: pytest.TempPathFactory, *arguments: str) -> Iterator[Up]:
     folder = factory.mktemp("stack")
     with started([*UP, "--model", str(files.folder), *arguments], folder / "home", folder) as running:
@@ -189,7 +196,7 @@ def test_an_answer_keeps_to_its_schema(up: Up) -> None:
 async def test_other_shapes_give_the_same(
     arguments: tuple[str, ...], default_model: ModelFiles, tmp_path_factory: pytest.TempPathFactory, reference: Reference
 ) -> None:
-    for running in _stack(default_model, tmp_path_factory, *arguments):
+    with _stack(default_model, tmp_path_factory, *arguments) as running:
         assert await ask(running, "What is Kubernetes?", 32) == REFERENCE
         answers = await asyncio.gather(*(ask(running, prompt, 20) for prompt in PROMPTS))
         for prompt, answer in zip(PROMPTS, answers, strict=True):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from tests.chaos.processes import kill
 from tests.e2e.conftest import READY_S, UP
 from tests.e2e.operator import operator
 from tests.e2e.running import Up, started
@@ -99,7 +98,8 @@ def test_each_model_has_pools_and_a_template_of_its_own(up: Up) -> None:
     assert ask(up, "little")[:2] == ("little", "little")
     assert ask(up, "grand")[:2] == ("grand", "grand")
     counts = {
-        model: httpx.post(f"{up.url}/tokenize", json={"model": model, "messages": HI}).json() for model in ("little", "grand")
+        model: httpx.post(f"{up.url}/tokenize", json={"model": model, "messages": HI}, timeout=60).json()
+        for model in ("little", "grand")
     }
     assert counts["grand"]["count"] > counts["little"]["count"] + 10
     assert (counts["little"]["max_model_len"], counts["grand"]["max_model_len"]) == (512, 2048)
@@ -162,14 +162,14 @@ def test_a_pool_that_is_killed(up: Up, tmp_path: Path) -> None:
     aside = grand.rename(tmp_path / "aside")  # so that no worker of it starts again
     try:
         for name in ("p2", "d2"):
-            os.kill(pid(up, name), signal.SIGKILL)
+            kill(up, name)
         until(lambda: streamed(up, "grand") == "little (grand; reason=no_worker)")
         began = time.monotonic()
         while time.monotonic() < began + 5:  # over the moment at which the edge forgets the model's card
             assert streamed(up, "grand") == "little (grand; reason=no_worker)"
         assert ask(up, "auto", [{"role": "user", "content": CODE}])[0] == "little"
         assert ask(up, "little")[0] == "little"
-        text = httpx.get(f"{up.admin_url}/metrics").text
+        text = httpx.get(f"{up.admin_url}/metrics", timeout=60).text
         assert 'headrace_model_fallbacks_total{model="grand",reason="no_worker",to="little"}' in text
     finally:
         aside.rename(grand)
@@ -187,10 +187,6 @@ def streamed(up: Up, model: str) -> str:
     models = {json.loads(line[6:]).get("model", line) for line in text.splitlines() if line.startswith("data: {")}
     assert models == {response.headers["x-headrace-model"]}, text
     return f"{response.headers['x-headrace-model']} ({response.headers.get('x-headrace-fallback', '')})"
-
-
-def pid(up: Up, name: str) -> int:
-    return next(pid for pid in up.processes() if f"--name\0{name}\0" in Path(f"/proc/{pid}/cmdline").read_text())
 
 
 def until(condition: Any, limit: float = 60.0) -> None:

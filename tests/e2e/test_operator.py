@@ -12,10 +12,10 @@ import pytest
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import Operator, operator
 from tests.e2e.running import Up
+from tests.waiting import PATIENCE_S
 
 SLOW = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.05"}
 ASKS = {"x-headrace-explain": "1"}
-PATIENCE_S = 15.0
 
 
 def body(**fields: Any) -> dict[str, Any]:

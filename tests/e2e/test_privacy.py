@@ -109,7 +109,7 @@ async def test_what_operators_see_is_out_of_the_callers_reach(scripted_stack: St
     """faults.md, privacy: metrics, admin and debug ports from the public side -> refused. They listen on 127.0.0.1 alone, so
     another address of this machine is as far away as another machine; and the callers' port has none of it."""
     up = scripted_stack(**TALKATIVE)
-    async with httpx.AsyncClient(base_url=up.url) as client:
+    async with httpx.AsyncClient(base_url=up.url, timeout=60) as client:
         for path in ("/metrics", "/admin", "/debug", "/debug/pprof", "/varz", "/connz", "/status", "/stats"):
             answer = await client.get(path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")

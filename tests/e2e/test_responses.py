@@ -11,6 +11,7 @@ from openai import AsyncOpenAI
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import operator
 from tests.e2e.running import Up
+from tests.waiting import PATIENCE_S
 
 SLOW = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.05"}
 LONG = {"ignore_eos": True}
@@ -22,7 +23,7 @@ def sdk(up: Up) -> AsyncOpenAI:
 
 async def ended(client: AsyncOpenAI, name: str) -> str:
     """How the response ended."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(4 * PATIENCE_S):
         while True:
             status = (await client.responses.retrieve(name)).status or ""
             if status not in ("queued", "in_progress"):

@@ -97,7 +97,7 @@ def push(s3: S3, bucket: str, folder: Path) -> None:
 
 async def status(nats: NatsServer, hosts: Hosts, role: str, process: str) -> Any:
     """What its `status` verb answers; None when nobody does."""
-    bus = await connect(nats.url, "operator-0000000000000", "operator", dialect=Dialect())
+    bus = await connect(nats.url, "operator-0000000000000", "operator", timeout=PATIENCE_S, dialect=Dialect())
     try:
         answer = await bus.request(f"{hosts.prefix}.admin.{role}.{process}.status", b"{}", timeout=PATIENCE_S)
         return json.loads(answer.data)
@@ -198,6 +198,7 @@ def test_up_says_at_once_why_there_is_no_model(hosts: Hosts, s3: S3, bucket: str
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_no_command_is_aborted_at_its_end_by_the_stores_threads(hosts: Hosts, s3: S3, bucket: str) -> None:
     """One in four was, when so many ran at once: Python's finalization ends foreign threads that want its lock."""
     environ = {**os.environ, **environment(s3.url), "HEADRACE_STORE__URL": f"s3://{bucket}/models"}
@@ -206,6 +207,6 @@ def test_no_command_is_aborted_at_its_end_by_the_stores_threads(hosts: Hosts, s3
         subprocess.Popen(argv, env={**environ, "HEADRACE_HOME": str(hosts.home(f"up{number}"))}, stderr=subprocess.PIPE)
         for number in range(16)
     ]
-    ended = [(process.communicate(timeout=110)[1], process.returncode) for process in running]
+    ended = [(process.communicate(timeout=500)[1], process.returncode) for process in running]
     assert [code for _, code in ended] == [1] * len(running)
     assert all(said.splitlines()[-1].startswith(b"headrace: there is no model 'tiny'") for said, _ in ended)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from services.settings.section import LARGEST, LONGEST_S, Host, Seconds, Section
+from services.settings.section import LARGEST, LONGEST_S, Host, Seconds, Section, no_flag
 
-Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Price = Annotated[float, BeforeValidator(no_flag), Field(ge=0, allow_inf_nan=False)]
 
 
 class EdgeSettings(Section):

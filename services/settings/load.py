@@ -32,8 +32,8 @@ def load() -> Settings:
         settings = Settings()
     except ValidationError as error:
         raise SettingsError("wrong settings: " + "; ".join(map(_line, error.errors()))) from None
-    except (ValueError, RecursionError) as error:  # a headrace.toml that is not TOML
-        raise SettingsError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:  # a variable that is to be JSON and is not
+        raise SettingsError(f"wrong settings: a variable: {error}") from None
     if key := next((key for key, text in _texts(settings.model_dump()) if "\0" in text), None):
         raise SettingsError(f"wrong settings: {key}: holds a NUL, which no name and no path can")
     _check_models(settings)

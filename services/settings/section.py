@@ -6,9 +6,9 @@ Invariant: no number is so large that a timer or a message could not take it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 LONGEST_S = 1e7
 """Seconds, four months: no delay of ours is longer, and every timer takes it."""
@@ -17,10 +17,23 @@ LARGEST = 2**31 - 1
 TextOrPath = TypeVar("TextOrPath", str, Path)
 
 
+def no_flag(value: Any) -> Any:
+    """`value`. Raises ValueError for true and false, which pydantic takes for the numbers 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("true and false are no value of this")
+    return value
+
+
 class Section(BaseModel):
     """One table of `headrace.toml`: a key that it does not name is an error, and nobody changes it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_flag(cls, value: Any, info: ValidationInfo) -> Any:
+        meant = cls.model_fields[str(info.field_name)].annotation
+        return value if bool in (meant, *get_args(meant)) else no_flag(value)
 
 
 def resolvable(host: str) -> str:

@@ -16,16 +16,16 @@ from pydantic_settings import (
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 
 from schemas.codec import OLDEST_SCHEMA, SCHEMA
 from services.settings.edge import EdgeSettings
+from services.settings.file import ConfigFile
 from services.settings.model_path import model_path
 from services.settings.nats import NatsSettings
 from services.settings.router import RouterSettings
 from services.settings.scripted import ScriptedSettings
-from services.settings.section import at_home
+from services.settings.section import Section, at_home
 from services.settings.selection import SelectionSettings
 from services.settings.store import StoreSettings
 from services.settings.trtllm import TrtllmSettings
@@ -35,7 +35,7 @@ ENV_PREFIX = "HEADRACE_"
 Name = Annotated[str, Field(min_length=1), AfterValidator(at_home)]
 
 
-class Settings(BaseSettings):
+class Settings(BaseSettings, Section):
     """`model`: what a worker computes. `models`: all that edges serve, when there are several; the first is the default.
 
     `schema_version`: the newest message version this process reads and writes. Before a fleet goes back to the build
@@ -86,7 +86,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config_file())
+        return init_settings, env_settings, ConfigFile(settings_cls, config_file())
 
     @property
     def home_dir(self) -> Path:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from services.cli.failure import CommandError
-from services.cli.up.keeper import LAST_DELAY_S, Keeper, Watch, backoff
+from services.cli.up.keeper import LAST_DELAY_S, Keeper, Program, Watch, backoff
 from services.cli.up.output import LogFile, Output
 from services.clock import ManualClock
 from tests.cli.programs import CRASHES, GOOD, STUBBORN, alive, program
@@ -79,6 +82,26 @@ async def test_one_that_worked_is_started_for_ever(world: World) -> None:
     await until(lambda: len(world.ends) >= 4)
     await keeper.stop()
     await running
+
+
+async def test_one_that_worked_is_tried_again_when_it_cannot_be_run(world: World, tmp_path: Path) -> None:
+    """No memory for it, no descriptor, or an installation that replaces it just now."""
+    link = tmp_path / "python"
+    link.symlink_to(sys.executable)
+    keeper = Keeper(Program("d1", (str(link), "-S", "-c", GOOD), os.environ, 10.0), world.output, world.watch)
+    keeper.settled = True
+    running = asyncio.create_task(keeper.run())
+    await until(lambda: world.lines)
+    link.unlink()
+    assert keeper.pid is not None
+    os.kill(keeper.pid, signal.SIGKILL)
+    await until(lambda: len(world.said) >= 2)
+    assert "exit code 127: [Errno 2]" in world.said[1]
+    link.symlink_to(sys.executable)
+    await until(lambda: len(world.lines) >= 2)
+    await keeper.stop()
+    await running
+    assert [code for _, code in world.ends] == [-9, 0]
 
 
 async def test_a_stable_run_starts_the_delays_anew(world: World, tmp_path: Path) -> None:

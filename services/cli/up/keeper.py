@@ -18,6 +18,8 @@ FIRST_DELAY_S = 0.25
 LAST_DELAY_S = 15.0
 STABLE_AFTER_S = 30.0
 """A run that lasted this long starts the delays from the beginning."""
+EXIT_NOT_STARTED = 127
+"""As shells say it of a program that could not be run."""
 TRIES_BEFORE_READY = 3
 """A program that never worked is given up after so many runs; one that worked is started again for ever."""
 
@@ -102,7 +104,13 @@ class Keeper:
         process = self._watch.new_id(self.program.name)
         argv = (*self.program.argv, "--id", process) if self.program.identified else self.program.argv
         self._output.last_words = ""
-        child = self._child = await Child.start(argv, self.program.env, self._output)
+        try:
+            child = self._child = await Child.start(argv, self.program.env, self._output)
+        except OSError as error:  # no memory, no descriptors, or the program is just being replaced
+            if not self.settled:
+                raise
+            self._output.last_words = str(error)
+            return EXIT_NOT_STARTED
         try:
             if self._stopping.is_set():  # asked while it was being started
                 child.terminate()

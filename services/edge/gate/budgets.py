@@ -26,6 +26,7 @@ from services.telemetry.metrics import Metrics
 
 FLUSH_S = 0.5
 PATIENCE_S = 0.5
+CLOSE_S = 5.0
 _DOWN_S = 0.25
 _MOST_AT_ONCE = 5_000
 _MOST_BEHIND = 200_000
@@ -120,12 +121,23 @@ class Budgets:
                 await asyncio.sleep(_DOWN_S)
 
     async def close(self) -> None:
-        """Book the rest and give back what is held."""
+        """Book the rest and give back what is held. For what was used, a database that is away is asked again for `CLOSE_S`."""
         self._closing = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._empty()
+        if self._entries:
+            self._metrics.usage_lost.add(len(self._entries))
+            _log.error("usage is lost: the database could not be used to the end", extra=fields(entries=len(self._entries)))
+
+    async def _empty(self) -> None:
         while self._entries or self._purses:
             before = len(self._entries)
-            if not await self.flush() or len(self._entries) == before:
+            booked = await self.flush()
+            if len(self._entries) == before and (booked or not before):
                 return
+            if not booked:
+                await asyncio.sleep(_DOWN_S)
 
     async def flush(self) -> bool:
         """One exchange; False when the database cannot be used."""

@@ -11,6 +11,7 @@ import pytest
 from schemas.errors import EdgeUnavailable, HeadraceError, InsufficientQuota, InvalidRequest, RateLimited, TokensLimited
 from schemas.job import Tier
 from services.clock import ManualClock
+from services.edge.gate import budgets
 from services.edge.gate.budgets import Budgets
 from services.edge.gate.limits import NONE, Limits
 from services.edge.gate.meter import REQUESTS, TOKENS, Meter, Reservation
@@ -323,3 +324,32 @@ async def test_what_a_row_counts_is_held_here_no_more() -> None:
         edges.clock.advance(1.0)
         assert await edges.refusal(who, 20, 20) is None
     assert not edges.usage.entries
+
+
+async def test_an_edge_that_ends_while_the_database_is_locked_books_when_it_is_free() -> None:
+    edges = Edges()
+    (await edges.meter.admit(caller(), 5, 5)).settle(used(7, "one"))
+    edges.usage.down = True
+    closing = asyncio.create_task(edges.budgets[0].close())
+    await until(lambda: edges.usage.asked >= 2)
+    assert not closing.done()
+    edges.usage.down = False
+    await closing
+    assert list(edges.usage.entries) == ["one"]
+
+
+async def test_an_edge_that_ends_without_a_database_says_what_is_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it holds of budgets is no reason to wait: its lease ends."""
+    monkeypatch.setattr(budgets, "CLOSE_S", 0.01)
+    edges = Edges()
+    async with running(edges):
+        reservation = await edges.meter.admit(caller(Limits(tokens_per_day=100)), 5, 5)
+    edges.usage.down = True
+    await edges.budgets[0].close()
+    assert not caplog.records[1:]
+    reservation.settle(used(7, "one"))
+    await edges.budgets[0].close()
+    assert caplog.records[-1].levelname == "ERROR"
+    assert caplog.records[-1].getMessage().startswith("usage is lost")

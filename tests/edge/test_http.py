@@ -321,3 +321,17 @@ async def test_what_http_allows_has_the_envelope() -> None:
                 assert b"x-request-id: " in head
                 assert ("error" in answer) == (status != 200)
             writer.close()
+
+
+async def test_head_has_no_body() -> None:
+    """What follows on the connection is the next answer."""
+    async with served(Api()) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for path, status in ((b"/v1/models", b" 200 "), (b"/nothing", b" 404 ")):
+            writer.write(b"HEAD %s HTTP/1.1\r\nhost: x\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n" % path)
+            async with asyncio.timeout(PATIENCE_S):
+                head, health = [await reader.readuntil(b"\r\n\r\n") for _ in range(2)]
+                assert await reader.readexactly(15) == b'{"status":"ok"}'
+            assert status in head.splitlines()[0]
+            assert b" 200 " in health.splitlines()[0]
+        writer.close()

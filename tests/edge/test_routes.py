@@ -74,7 +74,7 @@ async def test_unknown_paths_and_wrong_methods_have_the_envelope(api: ResponsesA
     served = paths(api)
     for path in {*served, *UNKNOWN}:
         for method in METHODS:
-            if method in served.get(path, ()):
+            if ("GET" if method == "HEAD" else method) in served.get(path, ()):
                 continue
             answer = await ask(api, method, path, "127.0.0.1")
             if method == "HEAD":
@@ -82,3 +82,29 @@ async def test_unknown_paths_and_wrong_methods_have_the_envelope(api: ResponsesA
             else:
                 # a path that another route takes, such as a model called "x", has that one's answer
                 check(answer, 405 if path in served else 404)
+
+
+async def test_head_is_get_without_a_body(api: ResponsesApi) -> None:
+    """As load balancers and `curl -I` ask. The HTTP server leaves the body out (test_head_has_no_body)."""
+    for app in (api.app, api.admin_app):
+        async with api.client(app) as client:
+            for path in PROBES:
+                assert (await client.head(path)).status_code == 200
+                api.traffic.draining = True
+                assert [(await client.request(method, "/ready")).status_code for method in ("GET", "HEAD")] == [503, 503]
+                api.traffic.draining = False
+    got, head = [await ask(api, method, "/v1/models", "127.0.0.1") for method in ("GET", "HEAD")]
+    assert (head.status_code, head.headers["content-length"]) == (200, got.headers["content-length"])
+
+
+async def test_a_wrong_method_is_told_all_that_are_right(api: ResponsesApi) -> None:
+    for path, methods in paths(api).items():
+        allowed = (await ask(api, "BREW", path, "127.0.0.1")).headers["allow"].split(", ")
+        assert methods <= set(allowed), path
+        assert ("HEAD" in allowed) == ("GET" in methods), path
+    answer = await ask(api, "PUT", "/v1/conversations/x", "127.0.0.1")
+    assert answer.headers["allow"] == "GET, POST, DELETE, HEAD"
+
+
+async def test_who_needs_a_key_is_told_how_to_show_it(api: ResponsesApi) -> None:
+    assert (await ask(api, "GET", "/v1/models", "203.0.113.7")).headers["www-authenticate"] == "Bearer"

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from schemas.errors import BusUnavailable, Unavailable
 from services.edge.api.envelope import add_envelope
 from services.edge.api.gate import Traffic
+from services.edge.api.head import Head
 from services.edge.api.served import Served
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -19,6 +20,7 @@ _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 def create_admin_app(served: Served, traffic: Traffic) -> FastAPI:
     app = FastAPI(title="Headrace edge, for operators", openapi_url=None, redirect_slashes=False)
+    app.add_middleware(Head)
     add_envelope(app)
     add_probes(app, served, traffic)
 

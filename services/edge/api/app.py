@@ -18,6 +18,7 @@ from services.edge.api.completions import Completions
 from services.edge.api.document import REFUSALS, json_body
 from services.edge.api.envelope import add_envelope
 from services.edge.api.gate import Gate, Traffic
+from services.edge.api.head import Head
 from services.edge.api.measure import Measure
 from services.edge.api.plain import post
 from services.edge.api.request import ChatRequest, CompletionRequest
@@ -32,6 +33,7 @@ def create_app(served: Served, traffic: Traffic, door: Door, new_id: Callable[[]
     app = FastAPI(title="Headrace", redoc_url=None, redirect_slashes=False, responses=REFUSALS)
     new_measure = partial(Measure, served.metrics, served.clock)
     app.add_middleware(Gate, traffic=traffic, door=door, meter=served.meter, new_id=new_id, new_measure=new_measure)
+    app.add_middleware(Head)
     add_envelope(app)
     chat, completions, tokens = ChatCompletions(served), Completions(served), Tokens(served)
     name = served.text.name

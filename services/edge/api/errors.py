@@ -36,6 +36,8 @@ def error_response(error: HeadraceError) -> Response:
         headers["retry-after"] = str(error.wait)
     if error.status == HTTPStatus.TOO_MANY_REQUESTS and not error.retryable:
         headers["x-should-retry"] = "false"  # the official SDKs would try again otherwise
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        headers["www-authenticate"] = "Bearer"
     return Response(envelope(error), error.status, headers, "application/json")
 
 

@@ -34,6 +34,7 @@ Metadata = Annotated[_Pairs, BeforeValidator(_few), Field(max_length=_MOST_PAIRS
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")
 """No model here reasons apart from its answer: of reasoning there is nothing to include."""
+_NO_REASONING = (("effort", "none"),)
 _RENAMED = (("response_format.json_schema", "text.format"), ("response_format", "text.format"), (".function", ""))
 
 
@@ -126,7 +127,7 @@ def _unsupported(asked: ResponsesRequest, follows_grammars: bool) -> dict[str, b
         "prompt_logprobs": asked.prompt_logprobs is not None,
         "truncation": asked.truncation == "auto",
         "include": any(name not in _INCLUDED for name in asked.include or ()),
-        "reasoning": any(value is not None for value in (asked.reasoning or {}).values()),
+        "reasoning": any(told not in _NO_REASONING for told in (asked.reasoning or {}).items() if told[1] is not None),
         "text.verbosity": (asked.text or {}).get("verbosity") not in (None, "medium"),
         "tool_choice": asked.tool_choice not in (None, "none", "auto") and not follows_grammars,
         "max_tool_calls": asked.max_tool_calls is not None,

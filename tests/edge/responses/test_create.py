@@ -214,6 +214,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"truncation": "auto"}, "truncation"),
     ({"truncation": "x"}, "truncation"),
     ({"reasoning": {"effort": "high"}}, "reasoning"),
+    ({"reasoning": {"effort": "none", "summary": "auto"}}, "reasoning"),
     ({"include": ["file_search_call.results"]}, "include"),
     ({"max_tool_calls": 1}, "max_tool_calls"),
     ({"prompt": {"id": "x"}}, "prompt"),
@@ -248,3 +249,7 @@ async def test_null_is_absent(api: ResponsesApi) -> None:
         "store",
     )
     assert (await api.respond(**dict.fromkeys(names))).status_code == 200
+
+
+async def test_reasoning_that_is_none_is_what_every_model_does(api: ResponsesApi) -> None:
+    assert (await api.respond(reasoning={"effort": "none", "summary": None})).status_code == 200

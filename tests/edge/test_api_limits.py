@@ -160,6 +160,23 @@ async def test_who_does_not_say_how_long_an_answer_may_be_gets_what_fits(field: 
     keeping.cancel()
 
 
+@pytest.mark.parametrize("field", ["output_tokens", "tokens_per_minute"])
+@pytest.mark.parametrize(("prompts", "n"), [(1, 1), (2, 1), (2, 3)])
+async def test_a_completion_that_does_not_say_how_long_it_may_be_gets_what_fits(field: str, prompts: int, n: int) -> None:
+    """All choices of all prompts together, and no more than the 16 tokens that are usual."""
+    api = Api()
+    api.jobs.capabilities = Capabilities(seed=True, n=True)
+    api.jobs.default = Script(deltas=[[Delta(choice, [], FinishReason.STOP) for choice in range(n)]])
+    body = {"model": MODEL, "prompt": ["x"] * prompts, "n": n}
+    key = api.keys.make(limits=Limits(**{field: 14}))
+    assert (await ask(api, "/v1/completions", key, body=body | {"max_tokens": 15})).status_code == 400
+    assert (await ask(api, "/v1/completions", key, body=body)).status_code == 200
+    room = 14 - (0 if field == "output_tokens" else prompts * api.jobs.draft.prompt_tokens)
+    assert api.jobs.draft.sampling.max_tokens == room // (prompts * n)
+    assert (await ask(api, "/v1/completions", api.keys.make(), body=body)).status_code == 200
+    assert api.jobs.draft.sampling.max_tokens == 16
+
+
 async def test_a_prompt_over_the_limit_is_told_by_its_own_name() -> None:
     api = Api()
     key = api.keys.make(limits=Limits(prompt_tokens=3))

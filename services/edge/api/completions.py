@@ -25,7 +25,7 @@ from services.edge.api.request import CompletionRequest, Stops, read_request, re
 from services.edge.api.response_format import read_response_format
 from services.edge.api.served import Served
 from services.edge.api.several import Several
-from services.edge.api.start import draft, reserve, start, write_prompt
+from services.edge.api.start import draft, reserve, start, usual_most, write_prompt
 from services.edge.jobs.draft import Draft
 from services.edge.selection.asking import asking
 from services.edge.selection.features import of_texts
@@ -65,7 +65,8 @@ async def _begin(by: Asking, stops: Stops, grammar: Grammar | None, turn: Turn, 
     if grammar is not None:
         await served.text.must_compile(grammar, "response_format")
     ids = [await _ids(served, prompt) for prompt in prompts]
-    most = asked.max_tokens or _DEFAULT_MAX_TOKENS
+    choices, prompt_tokens = len(ids) * (asked.n or 1), sum(len(each) for each in ids)
+    most = asked.max_tokens or usual_most(by.caller, _DEFAULT_MAX_TOKENS, prompt_tokens, choices)
     made = (draft(served, by.caller, asked, card, each, most=most, grammar=grammar, param="prompt") for each in ids)
     jobs = [turn.draft(each) for each in made]
     _must_be_few(jobs, settings.max_choices)

@@ -37,7 +37,7 @@ def draft(
     Raises `InvalidRequest`.
     """
     settings = served.settings
-    most = most or _usual_most(served, caller, len(ids), asked.n or 1)
+    most = most or usual_most(caller, settings.default_max_tokens, len(ids), asked.n or 1)
     must_be_scorable(asked, len(ids), settings.max_prompt_logprobs)
     limit = max_tokens(most, len(ids), card.context_length, param=param)
     return Draft(
@@ -53,11 +53,11 @@ def draft(
     )
 
 
-def _usual_most(served: Served, caller: Caller, prompt_tokens: int, n: int) -> int | None:
-    """Tokens of each choice: what the settings say, and no more than can ever fit into the caller's limits."""
+def usual_most(caller: Caller, usual: int | None, prompt_tokens: int, choices: int) -> int | None:
+    """Tokens of each choice, where the request does not say: `usual`, and no more than can ever fit into the caller's limits."""
     longest = caller.longest_answer(prompt_tokens)
-    fits = None if longest is None else max(1, longest // n)
-    return min((most for most in (served.settings.default_max_tokens, fits) if most is not None), default=None)
+    fits = None if longest is None else max(1, longest // choices)
+    return min((most for most in (usual, fits) if most is not None), default=None)
 
 
 def _room(card: ModelCard, prompt_tokens: int) -> int | None:

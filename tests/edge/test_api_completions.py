@@ -125,6 +125,20 @@ async def test_special_tokens_of_a_raw_prompt_are_such_and_are_echoed() -> None:
     assert body["choices"][0]["text"] == "<|user|>hihello"
 
 
+@pytest.mark.parametrize("echo", [False, True])
+async def test_offsets_behind_a_character_that_was_broken_off(echo: bool) -> None:
+    """Its U+FFFD comes with the next token's text, and is not that token's."""
+    api = Api()
+    api.jobs.capabilities = Capabilities(seed=True, logprobs=True, prompt_logprobs=True)
+    api.jobs.default = says(b"\xf0\x9f", b"ab", b"\xf0", b"\xc3\xa9", b"c")
+    prompt = [*byte_ids("x"), *byte_ids(b"\xc3"), *byte_ids("y")] if echo else "x"
+    (choice,) = (await api.call(PATH, prompt=prompt, echo=echo, logprobs=0)).json()["choices"]
+    before = "x\ufffdy" if echo else ""
+    assert choice["text"] == before + "\ufffdab\ufffdéc"
+    offsets = [len(before) + offset for offset in (0, 0, 1, 2, 3, 4, 4, 5)]
+    assert choice["logprobs"]["text_offset"] == [*range(len(before)), *offsets]
+
+
 async def test_logprobs_in_the_older_form() -> None:
     api = Api()
     api.jobs.capabilities = Capabilities(seed=True, logprobs=True)

@@ -8,7 +8,7 @@ entries, joined, are the content (but for an unfinished character at its very en
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,22 +27,29 @@ class Entry:
     fields: dict[str, Any]
 
 
+def breaks_off(data: Sequence[int] | None) -> bool:
+    """Whether an unfinished character before a token of these bytes can be none any more: then its U+FFFD is not this token's."""
+    return data[0] & 0xC0 != 0x80 if data else False
+
+
 class TokenLogprobs:
     def __init__(self, spell: Spell) -> None:
         self._spell = spell
         self._waiting: deque[Entry] = deque()
         self._decoded = 0
         self._visible = 0
+        self._unfinished = False
 
     def push(self, logprob: Logprob, text: str, *, held: int, unfinished: bool) -> None:
         """A token after which `text` became visible and `held` characters are held back.
 
         `unfinished`: it ended within a character, or within a stop string that is complete now.
         """
-        start = self._decoded
+        fields = self._fields(logprob)
+        start = self._decoded + (self._unfinished and breaks_off(fields["bytes"]))
         self._visible += len(text)
-        self._decoded = self._visible + held
-        self._waiting.append(Entry(start, self._decoded + unfinished, self._fields(logprob)))
+        self._decoded, self._unfinished = self._visible + held, unfinished
+        self._waiting.append(Entry(start, self._decoded + unfinished, fields))
 
     def take(self) -> list[Entry]:
         """The entries of what is wholly visible, but for a special token that may turn out to be the end."""

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from schemas.reply import Logprob
-from services.edge.api.logprobs import Entry, Spell
+from services.edge.api.logprobs import Entry, Spell, breaks_off
 from services.edge.api.ports import Text
 
 _INLINE = 512
@@ -87,8 +87,8 @@ class PromptWriter:
         """Where each token begins in the echoed text, which may spell special tokens or leave them out."""
         stream, starts, at = self._stream(), list[int](), 0
         for token in self._ids:
-            starts.append(at)
             spelled, data = self._spell(token)
+            starts.append(at + (stream.unfinished and breaks_off(data)))
             if data is None and spelled and text.startswith(spelled, at):
                 at += len(spelled)
             at += len(stream.push((token,)).text)

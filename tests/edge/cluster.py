@@ -29,7 +29,7 @@ from tests.waiting import PATIENCE_S, until
 
 MODEL = "scripted"
 FAST = Timing(
-    submit_s=0.1,
+    submit_s=0.3,
     repeat_s=0.02,
     stalled_s=0.1,
     owned_s=0.3,

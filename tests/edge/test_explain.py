@@ -157,7 +157,7 @@ async def test_a_router_is_asked_and_waited_for_though_a_worker_was_faster(clust
     assert job.explain
     cluster.own(PREFILL, job, 7)
     admitted = asyncio.ensure_future(handle.admitted())
-    await asyncio.sleep(0)  # a router has 100 ms
+    await asyncio.sleep(0)  # a router has 300 ms
     assert handle._job.owned
     assert not admitted.done()
     answer = Accepted(run=7, prefill=PREFILL, decode=DECODE, router=ROUTER, explanation=SAID)

@@ -55,7 +55,7 @@ async def test_a_storm_of_cancels_is_repeated_more_slowly(cluster: Cluster, monk
     cluster.acks = False
     cluster.then = Queue(router=ROUTER)
     handles = []
-    for _ in range(300):  # one by one: a router's answer has 100 ms
+    for _ in range(300):  # one by one: a router's answer has 300 ms
         handles.append(cluster.edge.start(draft()))
         await handles[-1].admitted()
     for handle in handles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,19 +90,19 @@ class Site:
     worker: Worker
     server: NatsServer
 
-    async def cut_off_while(self, say: list[tuple[int, int, list[int], FinishReason | None]]) -> None:
-        """The edge stops reading; the worker says this, and much else comes, until the server gives the edge up."""
+    async def cut_off_before(self, say: list[tuple[int, int, list[int], FinishReason | None]]) -> None:
+        """The edge stops reading, and much comes, until the server gives it up; then the worker says this."""
         socket = self.bus._client._socket()
         assert socket is not None
         socket.pause_reading()  # type: ignore[attr-defined]
         junk = bytes(1_000_000)
-        for number in range(60):
-            if number == 30:
-                for run, first, tokens, finish in say:
-                    self.worker.say(run, first, tokens, finish)
-            self.worker.bus.publish("hr.queue.m", junk)
-            await self.worker.bus.flush(PATIENCE_S)
-        await until(lambda: "Slow Consumer" in self.server.log)
+        async with asyncio.timeout(PATIENCE_S):
+            while "Slow Consumer" not in self.server.log:
+                self.worker.bus.publish("hr.queue.m", junk)
+                await self.worker.bus.flush(PATIENCE_S)
+        for run, first, tokens, finish in say:
+            self.worker.say(run, first, tokens, finish)
+        await self.worker.bus.flush(PATIENCE_S)
         socket.resume_reading()  # type: ignore[attr-defined]
         await until(lambda: self.bus.connected and self.bus.steady_for() < 60.0)
         await self.bus.flush(PATIENCE_S)  # the server knows again what it listens to
@@ -133,7 +134,7 @@ async def test_a_gap_and_a_lost_end_are_healed_by_replay(site: Site) -> None:
     for handle in handles:
         assert [delta.tokens for delta in await handle.next(PATIENCE_S)] == [[10, 11]]
     lost_end = (2, 2, [12, 13], FinishReason.STOP)
-    await site.cut_off_while([(1, 2, [12], None), (1, 3, [13], None), lost_end])
+    await site.cut_off_before([(1, 2, [12], None), (1, 3, [13], None), lost_end])
     site.worker.say(1, 4, [14], FinishReason.STOP)  # leaves a gap behind it
     site.worker.digest(2, State.FINISHED, 3)
     assert await collect(handles[_of(handles, site, 1)]) == ([12, 13, 14], FinishReason.STOP)

@@ -29,6 +29,7 @@ def test_what_lies_in_the_store(default_model: ModelFiles) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_greedy_tokens_equal_the_reference(default_model: ModelFiles) -> None:
     import torch
     from transformers import AutoModelForCausalLM

@@ -14,7 +14,7 @@ from services.models.store import ModelFiles
 from tests.engine.kernel.rig import Machine, Piece, Tokens
 from tests.engine.torch_engine.test_real_model import ANSWER, KUBERNETES
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def machine(library: Library, model: ModelFiles) -> Machine:

@@ -65,6 +65,7 @@ async def test_a_storm(library: Library, half_gqa: tiny.Tiny, seed: int) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", range(100, 110))
 async def test_ten_thousand_actions(library: Library, half_gqa: tiny.Tiny, seed: int) -> None:
     counts = await weather(seed, half_gqa.files, library, actions=1000, longest=60)
@@ -75,6 +76,7 @@ async def test_ten_thousand_actions(library: Library, half_gqa: tiny.Tiny, seed:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.model
 async def test_three_hundred_actions_on_the_default_model(library: Library, default_model: ModelFiles) -> None:
     counts = await weather(7, default_model, library, actions=300, longest=60)

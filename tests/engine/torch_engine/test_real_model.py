@@ -19,7 +19,7 @@ from services.settings.worker import WorkerSettings
 from tests.engine.kernel.conftest import CACHE
 from tests.engine.torch_engine.rig import Running, copy_blocks
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(400)]
 
 KUBERNETES = (
     *(1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2, 198),

@@ -83,10 +83,17 @@ async def clients(url: str) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def ask(client: httpx.AsyncClient, question: Question, heard: Callable[[], object] = lambda: None) -> Answer:
-    """One streamed chat; `heard` is called for each piece."""
+def nothing() -> None:
+    """Who does not want to be told."""
+
+
+async def ask(
+    client: httpx.AsyncClient, question: Question, heard: Callable[[], object] = nothing, begun: Callable[[], object] = nothing
+) -> Answer:
+    """One streamed chat; `begun` is called when it was admitted, or refused, `heard` for each piece."""
     try:
         async with client.stream("POST", "/v1/chat/completions", json=question.body) as response:
+            begun()
             if response.status_code != 200:
                 error = json.loads(await response.aread())["error"]
                 return Answer(response.status_code, error=error, retry_after=response.headers.get("retry-after"))
@@ -101,7 +108,9 @@ async def ask_all(
     """All at once; meanwhile `during`, which may wait for how far they have come."""
     progress = Progress(len(asked))
     async with clients(url) as client, asyncio.TaskGroup() as group:
-        answers = [group.create_task(ask(client, question, progress.one(at))) for at, question in enumerate(asked)]
+        answers = [
+            group.create_task(ask(client, question, progress.one(at), progress.begin)) for at, question in enumerate(asked)
+        ]
         if during is not None:
             await during(progress)
     return [answer.result() for answer in answers]
@@ -126,16 +135,24 @@ async def not_ready(url: str, within: float = 60.0) -> None:
 
 
 class Progress:
-    """How many pieces each stream has."""
+    """How many pieces each stream has, and how many have begun: they run, or wait in the queue."""
 
     def __init__(self, streams: int) -> None:
         self.pieces = [0] * streams
+        self.begun = 0
+
+    def begin(self) -> None:
+        self.begun += 1
 
     def one(self, stream: int) -> Callable[[], None]:
         def heard() -> None:
             self.pieces[stream] += 1
 
         return heard
+
+    async def everybody_has_begun(self, within: float = 60.0) -> None:
+        """A fault before that has some refused: there was nobody to take them."""
+        await until(lambda: self.begun == len(self.pieces), within, lambda: f"begun so far: {self.begun}")
 
     async def everybody_has(self, pieces: int, within: float = 60.0) -> None:
         await until(lambda: min(self.pieces) >= pieces, within, lambda: f"pieces so far: {self.pieces}")
@@ -180,20 +197,24 @@ async def _is_ready(client: httpx.AsyncClient) -> bool:
 async def _read(response: httpx.Response, heard: Callable[[], object]) -> Answer:
     pieces: list[tuple[float, str]] = []
     tokens, finish, error, whole = 0, "", None, False
-    async for line in lines(response):
-        if line == "data: [DONE]":
-            assert not whole, "[DONE] came twice"
-            whole = True
-        elif line.startswith("data: "):
-            chunk = json.loads(line[6:])
-            error = chunk.get("error", error)
-            tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
-            for choice in chunk.get("choices", ()):
-                finish = choice.get("finish_reason") or finish
-                if piece := choice["delta"].get("content"):
-                    pieces.append((time.monotonic(), piece))
-                    heard()
-    return Answer(200, tuple(pieces), tokens, finish, error, whole=whole)
+    status = response.status_code
+    try:
+        async for line in lines(response):
+            if line == "data: [DONE]":
+                assert not whole, "[DONE] came twice"
+                whole = True
+            elif line.startswith("data: "):
+                chunk = json.loads(line[6:])
+                error = chunk.get("error", error)
+                tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+                for choice in chunk.get("choices", ()):
+                    finish = choice.get("finish_reason") or finish
+                    if piece := choice["delta"].get("content"):
+                        pieces.append((time.monotonic(), piece))
+                        heard()
+    except httpx.TransportError:
+        status = BROKE_OFF
+    return Answer(status, tuple(pieces), tokens, finish, error, whole=whole)
 
 
 async def lines(response: httpx.Response) -> AsyncIterator[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import time
+import os
+import signal
 
 import pytest
 
@@ -23,15 +23,16 @@ SIXTEEN_ROWS = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.02", "HEADRACE_WORKER__MA
 
 
 async def down(up: Up, seconds: float) -> None:
-    """Keep the server down for at least `seconds`, killing each new start.
-
-    The supervisor waits a little longer before each start, so it may take up to 15 s more.
+    """Kill the server, and keep it down for `seconds`: who would start it again stands still. (To kill each new start leaves
+    a moment in which everybody is connected again.)
     """
-    started = time.monotonic()
-    while True:
-        await back(up, NATS, kill(up, NATS))
-        if time.monotonic() - started >= seconds:
-            return
+    os.kill(up.process.pid, signal.SIGSTOP)
+    try:
+        before = kill(up, NATS)
+        await asyncio.sleep(seconds)  # the fault itself is a time
+    finally:
+        os.kill(up.process.pid, signal.SIGCONT)
+    await back(up, NATS, before)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 3.0])
@@ -61,6 +62,7 @@ async def test_restarted_while_jobs_wait(scripted_stack: StartScripted) -> None:
     expected = await undisturbed(up.url, asked)
 
     async def fault(progress: Progress) -> None:
+        await progress.everybody_has_begun()
         await until(lambda: sum(pieces > 10 for pieces in progress.pieces) >= 20, 30.0)
         await down(up, 0.0)
 
@@ -102,8 +104,9 @@ async def test_the_store_is_deleted(scripted_stack: StartScripted) -> None:
     expected = await undisturbed(up.url, asked)
 
     async def fault(progress: Progress) -> None:
+        await progress.everybody_has_begun()
         await until(lambda: sum(pieces > 5 for pieces in progress.pieces) >= 20, 30.0)
-        shutil.rmtree(up.home / "nats" / "jetstream")
+        (up.home / "nats" / "jetstream").rename(up.home / "nats" / "lost")  # the server still writes there
         await down(up, 0.0)
 
     assert_same(await ask_all(up.url, asked, fault), expected)

@@ -29,6 +29,7 @@ from tests.chaos.streams import (
     until,
 )
 from tests.nats_fixture import NatsServer
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -123,6 +124,7 @@ async def test_the_leader_of_jetstream(cluster: Fleet) -> None:
     late: list[Answer] = []
 
     async def fault(progress: Progress) -> None:
+        await progress.everybody_has_begun()
         await until(lambda: sum(pieces > 3 for pieces in progress.pieces) >= 20, 30.0)
         victim.kill()
         late.extend(await ask_all(cluster.url, LATE))
@@ -245,5 +247,5 @@ async def test_a_worker_dies_and_only_the_server_sees_it(cluster: Fleet) -> None
         answers = await ask_all(cluster.url, FEW, fault)
         assert_same(answers, expected)
         print(f"\nlongest pause: {longest_pause(answers):.3f} s")
-        assert causes
+        await until(lambda: bool(causes), PATIENCE_S)
         assert all(b"disconnected" in cause for cause in causes)

@@ -14,7 +14,7 @@ from tests.e2e.operator import Operator, operator
 from tests.e2e.running import Up
 from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TWO_OF_EACH = ("--prefill", "2", "--decode", "2", "--router", "2")
 SIXTEEN_ROWS = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.02", "HEADRACE_WORKER__MAX_BATCH": "16"}
@@ -70,7 +70,8 @@ async def test_a_router_stands_still_for_ten_seconds(scripted_stack: StartScript
 
 
 async def answered(progress: Progress, streams: int) -> None:
-    """Until so many streams have begun."""
+    """Until so many streams have begun, and the others wait."""
+    await progress.everybody_has_begun()
     await until(lambda: sum(pieces > 0 for pieces in progress.pieces) >= streams, 60.0)
 
 

@@ -33,8 +33,12 @@ SHORT, LONG = (5, 60), (250, 350)
 WORKERS = ("p1", "p2", "d1", "d2")
 EVERYBODY = (*WORKERS, "r1", "r2", "e1")
 KINDS = {"p": "prefill", "d": "decode", "r": "router", "e": "edge"}
-PACED = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.02", "HEADRACE_WORKER__KV_BLOCKS": "120"}
-"""Few blocks: some runs are preempted too."""
+PACED = {
+    "HEADRACE_SCRIPTED__DECODE_STEP_S": "0.02",
+    "HEADRACE_WORKER__KV_BLOCKS": "120",  # few: some runs are preempted too
+    "HEADRACE_EDGE__QUEUE_DEADLINE_S": "200",  # faults come as fast on a slow machine, where jobs wait for long behind them
+    "HEADRACE_EDGE__FIRST_TOKEN_DEADLINE_S": "200",
+}
 FAULTS = ("kill", "kill", "two", "in a row", "in a row", "drain", "stop", "router", "nats")
 EXCUSED = {"internal_error", "request_quarantined", "queue_expired"}
 """What a job may hear that met three deaths, or waited too long behind all that."""
@@ -115,6 +119,7 @@ async def _faults(up: Up, random: Random, over: asyncio.Event) -> Counter[str]:
         elif kind == "in a row":  # what went over to the other one loses that too
             for name in random.sample(("d1", "d2"), 2):
                 await _gone_and_back(up, name, signal.SIGKILL)
+                await asyncio.sleep(1.0)  # it has gone over by then, also on a slow machine
         elif kind == "drain":
             await _gone_and_back(up, random.choice(WORKERS), signal.SIGTERM)
         elif kind == "stop":
@@ -166,11 +171,11 @@ async def _tasks(up: Up) -> dict[str, int]:
 
 async def _settles(up: Up, before: tuple[dict[str, int], ...]) -> None:
     """Until nothing is held that was not before. A client's connection ends a moment after its answer."""
-    deadline = asyncio.get_running_loop().time() + 20
+    deadline = asyncio.get_running_loop().time() + 60
     while True:
         now = await _left_behind(up)
-        pairs = [(what[name], was[name], name) for what, was in zip(now, before, strict=True) for name in was]
-        more = [pair for pair in pairs if pair[0] > pair[1]]
+        kinds = zip(("subscriptions", "descriptors", "tasks"), now, before, strict=True)
+        more = [(kind, name, has[name], had[name]) for kind, has, had in kinds for name in had if has[name] > had[name]]
         if not more:
             return
-        assert asyncio.get_running_loop().time() < deadline, f"(now, before, who): {more}"
+        assert asyncio.get_running_loop().time() < deadline, f"now and before: {more}"

@@ -12,7 +12,7 @@ from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import operator
 from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TWO_EDGES = ("--prefill", "2", "--decode", "2", "--edge", "2")
 NAMES = ("p1", "p2", "d1", "d2")

@@ -40,6 +40,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 S = Subjects()
 BLOCK_TOKENS = 16
 BLOCKS = 12
+TRIES = 5
 PROMPT = [20 + number % 40 for number in range(BLOCKS * BLOCK_TOKENS)]
 LARGE = {
     "HEADRACE_SCRIPTED__BLOCK_BYTES": str(8 * 2**20),  # a transfer takes long enough to be met in the middle
@@ -146,11 +147,17 @@ async def at_the_offer(up: Up, strike: Callable[[], object], submit: Callable[[]
 
 @pytest.mark.parametrize("transfer", ["shm", "tcp"])
 async def test_undisturbed_it_is_fetched(scripted_stack: StartScripted, transfer: str) -> None:
+    """A fetch has less than a second. Where the machine is too busy for that p2 computes the prompt, and is asked anew."""
     up = pair_of_pairs(scripted_stack, transfer)
     async with player(up) as plays, operator(up) as op:
-        first = await plays.answer(await plays.submit("p1", "d1"))
-        second = await plays.answer(await plays.submit("p2", "d2", fetch="d1"))
-        assert (first[0], second[1]) == (second[0], (BLOCKS - 1) * BLOCK_TOKENS)
+        expected = (await plays.answer(await plays.submit("p1", "d1")))[0]
+        for _ in range(TRIES):
+            tokens, cached = await plays.answer(await plays.submit("p2", "d2", fetch="d1"))
+            assert tokens == expected
+            if cached:
+                break
+            await restarted(up, "p2")
+        assert cached == (BLOCKS - 1) * BLOCK_TOKENS
         await op.assert_clean()
 
 

@@ -73,7 +73,7 @@ async def test_every_worker_in_turn(scripted_stack: StartScripted) -> None:
 
     async def fault(progress: Progress) -> None:
         for pieces, name in ((5, "d1"), (30, "p2"), (60, "d2"), (90, "p1")):
-            await progress.everybody_has(pieces, 90.0)
+            await progress.everybody_has(pieces, 150.0)
             await back(up, name, kill(up, name))
 
     assert_same(await ask_all(up.url, asked, fault), expected)

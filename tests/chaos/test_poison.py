@@ -26,7 +26,7 @@ from tests.e2e.operator import Operator, operator
 from tests.text.tiny import byte_ids
 from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TWO_OF_EACH = ("--prefill", "2", "--decode", "2", "--router", "2", "--edge", "2")
 INNOCENT = 31

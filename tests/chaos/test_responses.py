@@ -15,10 +15,10 @@ from tests.chaos.streams import ready, until
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import operator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TWO_EDGES = ("--prefill", "2", "--decode", "2", "--edge", "2")
-STEP = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.03"}
+STEP = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.05"}
 LONG = {"ignore_eos": True}
 BROKE_OFF = (httpx.HTTPError, openai.APIConnectionError)
 

@@ -32,7 +32,8 @@ from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-PACED = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.03"}
+PACED = {"HEADRACE_SCRIPTED__DECODE_STEP_S": "0.06"}
+"""So slow that an answer is still where it should be when its worker dies, also if another has stood still meanwhile."""
 TOKENS = 120
 STOP_LENGTH = 12
 LONG_LIST = {"type": "regex", "pattern": "(red|green|blue)(, (red|green|blue)){60,90}"}
@@ -131,7 +132,7 @@ async def booked(up: Up, entries: int) -> Counter[tuple[int, int]]:
     """(prompt, completion) tokens of each request that the ledger has, once there are so many."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            with closing(sqlite3.connect(up.home / "edge.db")) as connection:
+            with closing(sqlite3.connect(up.home / "edge.db", PATIENCE_S)) as connection:
                 rows = connection.execute("SELECT prompt_tokens, completion_tokens FROM usage").fetchall()
             if len(rows) >= entries:
                 return Counter(rows)

@@ -24,7 +24,7 @@ from tests.e2e.conftest import StartScripted
 from tests.text.tiny import byte_ids
 from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 STALL_S = 8.0
 

@@ -12,7 +12,7 @@ from tests.chaos.tap import Finds, addressee, handing_off, tap
 from tests.e2e.conftest import StartScripted
 from tests.e2e.operator import operator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TWO_OF_EACH = ("--prefill", "2", "--decode", "2")
 BIG_BLOCKS = {

@@ -78,6 +78,7 @@ def read_part(blocks: list[str], *, usage: bool = False) -> Read:
         assert read.error is None, "something follows the error"
         assert read.usage is None, "something follows the usage"
         assert block.startswith("data: ")
+        assert block.splitlines() == [block], "a client that splits text sees another event"
         chunk = json.loads(block[6:])
         if "error" in chunk:
             assert set(chunk["error"]) == {"message", "type", "param", "code"}

@@ -8,10 +8,11 @@ from typing import Any
 
 from schemas.job import Tier
 from services.edge.api.answer import CallDelta
-from services.edge.api.form import Form, Said, encode
+from services.edge.api.form import Form, Said
 from services.edge.api.logprobs import Entry
 from services.edge.api.prompt_logprobs import WrittenPrompt
 from services.edge.api.service_tier import service_tier
+from services.edge.api.written import encode
 
 
 class ChatForm(Form):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.edge.api.form import Form, Said, encode
+from services.edge.api.form import Form, Said
 from services.edge.api.logprobs import Entry
 from services.edge.api.prompt_logprobs import WrittenPrompt
+from services.edge.api.written import encode
 
 
 class CompletionForm(Form):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-import msgspec
 from starlette.responses import Response
 
 from schemas.errors import HeadraceError, InternalError, InvalidRequest, MethodNotAllowed, NotFound
+from services.edge.api.written import encode
 
 
 class BadRequest(InvalidRequest):
@@ -27,7 +27,7 @@ def internal_error(request_id: str) -> InternalError:
 def envelope(error: HeadraceError) -> bytes:
     """One JSON object without line breaks."""
     content = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    return msgspec.json.encode({"error": content})
+    return encode({"error": content})
 
 
 def error_response(error: HeadraceError) -> Response:

@@ -10,18 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from schemas.errors import HeadraceError
 from services.edge.api.answer import CallDelta, Piece
 from services.edge.api.errors import envelope
 from services.edge.api.logprobs import Entry
 from services.edge.api.prompt_logprobs import WrittenPrompt
 from services.edge.api.usage import Usage
+from services.edge.api.written import encode
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-encode = msgspec.json.encode
 
 
 @dataclass(slots=True)

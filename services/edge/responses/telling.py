@@ -9,8 +9,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-import msgspec
-
 from schemas.errors import HeadraceError, StoreUnavailable
 from services.clock import Clock
 from services.edge.api.answer import AnyAnswer
@@ -18,6 +16,7 @@ from services.edge.api.exchange import STREAM_HEADERS, Exchange, Pace
 from services.edge.api.form import KEEP_ALIVE
 from services.edge.api.measure import Measure
 from services.edge.api.watch import Writer
+from services.edge.api.written import encode
 from services.edge.gate.meter import Reservation
 from services.edge.jobs.handle import JobCancelled
 from services.edge.responses.objects import Object, cancelled, ended, failed
@@ -60,7 +59,7 @@ class WholeResponse(Telling):
             for piece in await reading.answer.next(self._pace.keep_alive_s) or ():
                 self.note(piece)
                 reading.transcript.take(piece)
-        await self.whole(writer, msgspec.json.encode(await reading.conclude()))
+        await self.whole(writer, encode(await reading.conclude()))
 
 
 class StreamedResponse(Telling):

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from schemas.errors import HeadraceError, InvalidRequest
 from schemas.reply import FinishReason
 from services.edge.api.answer import CallDelta, Piece
+from services.edge.api.written import encode
 from services.edge.responses.items import Item, said_text
 from services.edge.responses.objects import Object
 
@@ -162,4 +161,4 @@ def beyond(after: int, count: int) -> InvalidRequest:
 
 
 def _written(kind: str, fields: dict[str, Any]) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode({"type": kind, **fields}) + b"\n\n"
+    return b"event: " + kind.encode() + b"\ndata: " + encode({"type": kind, **fields}) + b"\n\n"

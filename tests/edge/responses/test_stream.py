@@ -26,7 +26,7 @@ def read_events(answer: httpx.Response) -> list[Event]:
     events = []
     for block in answer.text.split("\n\n"):
         if block and not block.startswith(":"):
-            name, data = block.split("\n")
+            name, data = block.splitlines()
             events.append(json.loads(data.removeprefix("data: ")))
             assert name == f"event: {events[-1]['type']}"
     return events
@@ -88,6 +88,13 @@ async def test_a_stream_of_calls_adds_up_to_the_object(api: ResponsesApi) -> Non
 
 
 _TALK = f"I look.\n{CALL}\nthen\n{CALL}\nbye"
+
+
+async def test_no_character_ends_a_line_for_anybody(api: ResponsesApi) -> None:
+    """httpx's `iter_lines` ends one at U+2028 too; JSON holds it as it is."""
+    said = "a\u2028b\u2029c\x85d\u00a0é"
+    api.jobs.default = says(said)
+    assert assemble(read_events(await api.respond(stream=True)))["output"][0]["content"][0]["text"] == said
 
 
 @pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])

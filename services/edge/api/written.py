@@ -16,6 +16,7 @@ _ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u20
 def encode(value: Any) -> bytes:
     """What is no ASCII stands within strings only, so there it can be spelled otherwise."""
     data = msgspec.json.encode(value)
-    for end, spelled in _ENDS:
-        data = data.replace(end, spelled)
+    if not data.isascii():
+        for end, spelled in _ENDS:
+            data = data.replace(end, spelled)
     return data

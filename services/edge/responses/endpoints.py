@@ -19,7 +19,7 @@ from services.edge.api.served import Served
 from services.edge.api.start import reserve
 from services.edge.gate.meter import Reservation
 from services.edge.responses.background import Background
-from services.edge.responses.history import history, number, page
+from services.edge.responses.history import history, number, page, yes
 from services.edge.responses.items import Item, must_be_new, read_items
 from services.edge.responses.objects import Object, begun
 from services.edge.responses.prepare import Prepared, begin, features, prepare
@@ -82,7 +82,7 @@ class Responses:
     async def retrieve(self, request: Request, name: str) -> Response:
         stored = await self._find(request, name)
         tenant = tenant_of(request)
-        if request.query_params.get("stream") not in ("true", "True", "1"):
+        if not yes(request.query_params, "stream"):
             return JSONResponse(await self._background.refresh(stored, tenant))
         if not stored.object["background"]:
             raise InvalidRequest("Only a background response can be streamed again.", param="stream")

@@ -61,6 +61,14 @@ def number(asked: Mapping[str, str], name: str, default: int, least: int, most: 
     return int(text)
 
 
+def yes(asked: Mapping[str, str], name: str) -> bool:
+    """Whether the query says so. Raises `InvalidRequest` for what is neither: whoever waits for events reads no object."""
+    text = asked.get(name, "false").lower()
+    if text not in ("true", "1", "false", "0"):
+        raise InvalidRequest(f"'{name}' must be true or false.", param=name)
+    return text in ("true", "1")
+
+
 async def _along(name: str, tenant: str, responses: SqlResponseStore) -> list[Item]:
     found, missing = await responses.history(name, tenant)
     if missing is not None:

@@ -162,6 +162,19 @@ async def test_only_a_background_response_can_be_cancelled_or_streamed_again(api
     assert (await api.ask("GET", f"/v1/responses/{name}?stream=true")).status_code == 400
 
 
+@pytest.mark.parametrize("text", ["true", "True", "TRUE", "1", "false", "False", "0", "", "yes", "maybe"])
+async def test_whether_it_is_streamed_is_said_or_refused(api: ResponsesApi, text: str) -> None:
+    """Whoever waits for events would take the object for a stream without any."""
+    name = (await api.respond(background=True)).json()["id"]
+    answer = await api.ask("GET", f"/v1/responses/{name}?stream={text}")
+    if text.lower() in ("true", "1"):
+        assert read_events(answer)
+    elif text.lower() in ("false", "0"):
+        assert answer.json()["id"] == name
+    else:
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
+
+
 async def test_deleted_while_it_runs(api: ResponsesApi) -> None:
     api.detached.default = waits()
     name = (await api.respond(background=True)).json()["id"]

@@ -149,13 +149,12 @@ async def test_nobody_listens_for_a_job_that_is_not_detached() -> None:
             await ask(r.router, r.subjects.attach(job.job), taking_over(r, job), Digest, timeout=PATIENCE_S)
 
 
-async def test_a_run_that_no_edge_attends_to_ends() -> None:
+async def test_a_run_that_no_edge_attends_to_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.worker.detached.EVERY_S", 600.0)  # the worker's own attendance knows another clock
     async with rig(decode=SLOW) as r:
-        attendance, clock = _attendance(r), ManualClock()
         run, _ = await r.submit(job := detached(r, tokens=200))
-        r.decode.clock = clock
-        attendance.look()
         await until(lambda: len(r.edge.tokens(run)) > 3)
+        attendance, clock = _attendance(r)
         clock.advance(UNATTENDED_S - 1)
         attendance.look()
         send(r.edge.bus, r.control_of(r.decode), Control(run=run, job=job.job, verb=Verb.ATTACH, edge=job.edge))
@@ -174,11 +173,9 @@ async def test_a_run_that_no_edge_attends_to_ends() -> None:
 
 async def test_while_the_bus_is_away_attendance_stands_still() -> None:
     async with rig(decode=SLOW) as r:
-        attendance, clock = _attendance(r), ManualClock()
         run, _ = await r.submit(detached(r, tokens=200))
         await until(lambda: len(r.edge.tokens(run)) > 3)
-        r.decode.clock = clock
-        attendance.look()
+        attendance, clock = _attendance(r)
         r.decode.bus.disconnect()
         clock.advance(60)
         attendance.look()
@@ -199,5 +196,7 @@ def test_an_attach_names_a_subject_and_a_process(wrong: dict[str, str]) -> None:
         decode(msgspec.msgpack.encode({**msgspec.structs.asdict(good), **wrong}), Control)
 
 
-def _attendance(r: Rig) -> Attendance:
-    return Attendance(r.decode, Refusals())
+def _attendance(r: Rig) -> tuple[Attendance, ManualClock]:
+    """Decode's, by a clock that stands still; the worker has it from now on."""
+    r.decode.clock = clock = ManualClock()
+    return Attendance(r.decode, Refusals()), clock

@@ -26,12 +26,13 @@ def outcome(folder: Path, ci: str) -> tuple[int, str]:
     """The exit status, and what pytest printed. `folder` is the whole path."""
     environment = {**os.environ, "PATH": str(folder), "CI": ci}
     done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", _WITHOUT], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False
     )
     return done.returncode, done.stdout
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_where_there_is_none_the_summary_says_so(tmp_path: Path) -> None:
     status, said = outcome(tmp_path, ci="")
     assert status == pytest.ExitCode.OK, said
@@ -39,6 +40,7 @@ def test_where_there_is_none_the_summary_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_in_ci_that_is_a_failure(tmp_path: Path) -> None:
     status, said = outcome(tmp_path, ci="true")
     assert status == pytest.ExitCode.TESTS_FAILED, said

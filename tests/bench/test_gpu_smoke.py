@@ -29,6 +29,7 @@ def run(folder: Path, *arguments: str) -> int:
     return main([*ON_A_CPU, "--model", str(folder), *arguments])
 
 
+@pytest.mark.timeout(300)
 def test_a_sound_engine_passes_every_check(folder: Path) -> None:
     """As the file that a person runs."""
     argv = [sys.executable, str(SCRIPT), *ON_A_CPU, "--model", str(folder), "--tie", "0.001"]

@@ -87,7 +87,7 @@ class Postgres:
 
     def remove(self) -> None:
         self.stop()
-        shutil.rmtree(self._folder)
+        shutil.rmtree(self._folder, ignore_errors=True)  # one that had to be killed may leave others that still write there
 
     def _psql(self, statement: str) -> bool:
         command = [str(self._bin / "psql"), "-h", str(self._folder), "-U", _USER, "-d", _DATABASES, "-qc", statement]

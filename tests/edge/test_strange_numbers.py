@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 
 import pytest
@@ -21,6 +20,7 @@ from tests.schemas.samples import every
 from tests.waiting import until
 
 RUN = 5
+pytestmark = pytest.mark.usefixtures("nothing_left_over")
 SAMPLES = {type(message): message for message in every()}
 
 
@@ -39,12 +39,6 @@ def of_run(job: Job) -> tuple[Frames, Digest]:
         ),
         replace(digest, process=DECODE, runs=(replace(digest.runs[0], **mine),), stalled=False),
     )
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left_behind() -> None:
-    """What an earlier test left is told of by asyncio before, not while this one listens for failures."""
-    gc.collect()
 
 
 def unreadable(data: bytes, kind: type) -> bool:

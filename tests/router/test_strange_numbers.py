@@ -26,6 +26,7 @@ from tests.schemas.numbers import EXTREMES, numbers, with_number
 from tests.schemas.samples import every
 from tests.waiting import until
 
+pytestmark = pytest.mark.usefixtures("nothing_left_over")
 P, D, STRANGE = a_process("p"), a_process("d"), a_process("strange")
 FILLED = replace(next(state for state in every() if isinstance(state, WorkerState)), process=STRANGE, model=MODEL)
 """Every field of it says something."""

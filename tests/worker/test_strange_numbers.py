@@ -20,6 +20,7 @@ from tests.schemas.samples import every
 from tests.waiting import until
 from tests.worker.rig import Rig, rig
 
+pytestmark = pytest.mark.usefixtures("nothing_left_over")
 SAMPLES = {type(message): message for message in every()}
 
 

@@ -75,6 +75,6 @@ async def test_five_hundred_requests_at_a_limit_of_a_hundred_over_three_edges(ed
     allotments = [allotment(edge) for edge in edges]
     for edge in edges:
         await edge.ensure()
-    verdicts = await asyncio.gather(*(allotments[number % 3].take(1, patience=5.0) for number in range(500)))
+    verdicts = await asyncio.gather(*(allotments[number % 3].take(1, patience=PATIENCE_S) for number in range(500)))
     granted = verdicts.count(Verdict.GRANTED)
     assert 100 - len(edges) * 2 * (100 // SLICES) <= granted <= 100

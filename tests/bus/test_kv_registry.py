@@ -38,7 +38,7 @@ def brief(registry: KvRegistry) -> KvRegistry:
 
 async def test_a_plain_client_reads_lists_and_watches(registry: KvRegistry, brief: KvRegistry, nats_server: NatsServer) -> None:
     client = await nats.connect(nats_server.url)
-    bucket = await client.jetstream().key_value("HR_WORKERS")
+    bucket = await client.jetstream(timeout=PATIENCE_S).key_value("HR_WORKERS")
     watch = await bucket.watchall()
     assert await watch.updates(timeout=PATIENCE_S) is None  # nothing was there before
     await registry.put(D1, {"role": "decode", "model": "m"})

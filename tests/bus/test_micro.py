@@ -140,7 +140,7 @@ async def test_too_many_at_once_are_refused_not_queued(it: Fixture) -> None:
 async def test_drain_lets_running_requests_finish(it: Fixture) -> None:
     asking = [asyncio.create_task(it.ask("t.slow")) for _ in range(3)]
     await until(lambda: it.started == 3)
-    draining = asyncio.create_task(it.service.drain(10.0))
+    draining = asyncio.create_task(it.service.drain(PATIENCE_S))
     await asyncio.sleep(0)
     assert not draining.done()
     it.go.set()

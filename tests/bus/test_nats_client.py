@@ -18,7 +18,7 @@ PROCESS = "s1-0000000000000"
 
 
 async def _bus(server: NatsServer) -> NatsBus:
-    return await connect(server.url, PROCESS, "test")
+    return await connect(server.url, PROCESS, "test", ping_interval=60.0)  # no ping of its own among what is pending
 
 
 def test_the_methods_we_override_still_exist_with_their_parameters() -> None:

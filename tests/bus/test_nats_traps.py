@@ -139,7 +139,7 @@ async def test_5_drain_ends_at_its_deadline_and_while_disconnected(server: NatsS
     server.pause()
     began = loop.time()
     await bus.drain(0.2)
-    assert loop.time() - began < 5.0  # nats-py's own default is 30 s
+    assert loop.time() - began < PATIENCE_S  # nats-py's own default is 30 s
     assert not bus.connected
     server.resume()
     other = await connect(server.url, TWO, "test")
@@ -200,6 +200,7 @@ async def test_8_a_dead_connection_is_noticed_by_ping(server: NatsServer) -> Non
     server.pause()
     await until(lambda: not bus.connected)
     assert bus.down_for() >= 0.0
+    bus._client.options["ping_interval"] = 60.0  # 50 ms are no time for a server on a busy machine
     server.resume()
     await until(lambda: bus.connected)
     await _works(bus)
@@ -213,7 +214,7 @@ async def test_9_connect_is_bounded_and_says_why() -> None:
         began = asyncio.get_running_loop().time()
         with pytest.raises(BusUnavailable) as failed:
             await connect(f"nats://user:secret@127.0.0.1:{port}", ONE, "test", timeout=0.5)
-    assert asyncio.get_running_loop().time() - began < 5.0
+    assert asyncio.get_running_loop().time() - began < PATIENCE_S
     assert f"no NATS at 127.0.0.1:{port} within 0.5 s" in str(failed.value)
     assert "secret" not in str(failed.value)
 
@@ -225,7 +226,7 @@ async def test_9_refused_credentials_are_told_at_once(tmp_path: Path) -> None:
         began = asyncio.get_running_loop().time()
         with pytest.raises(BusUnavailable, match="refused the credentials of 'edge'"):
             await connect(server.url, ONE, "edge", credentials=Credentials("edge", "wrong"), timeout=30.0)
-        assert asyncio.get_running_loop().time() - began < 10.0
+        assert asyncio.get_running_loop().time() - began < PATIENCE_S
         bus = await connect(server.url, ONE, "edge", credentials=Credentials("edge", "right"))
         await _works(bus)
         await bus.close()
@@ -246,7 +247,7 @@ async def test_9_it_reconnects_for_ever_and_hears_again(server: NatsServer, bus:
     server.start()
     await until(lambda: bus.connected and peer.connected)
     assert bus.down_for() == 0.0
-    assert 0.0 <= bus.steady_for() < 5.0
+    assert 0.0 <= bus.steady_for() < PATIENCE_S
     await bus.flush(PATIENCE_S)
     peer.publish("gone", b"")
     peer.publish("r.1", b"again")

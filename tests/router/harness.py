@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from tests.waiting import PATIENCE_S, until
 
 EDGE_WAITS_S = 0.6
 """Twice what a real edge waits, because a busy test machine is slow; eight silent workers in a row would take 0.8 s."""
+_NUMBERS = itertools.count(1)
 
 
 class CountedQueue(MemoryWorkQueue):
@@ -78,17 +80,18 @@ class House:
 
     async def workers(self, *roles: Role, **changes: object) -> list[FakeWorker]:
         """Workers that every router already sees."""
-        made = [await a_worker(self.broker, f"w{a_process('x')[-4:]}", role, **changes) for role in roles]
-        for worker in made:
-            await until(
-                lambda worker=worker: all(  # type: ignore[misc]
-                    any(seen.process == worker.process for seen in router.view.workers(worker.model)) for router in self.routers
-                )
+        made = [await a_worker(self.broker, f"w{next(_NUMBERS)}", role, **changes) for role in roles]
+        await until(
+            lambda: all(
+                any(seen.process == worker.process for seen in router.view.workers(worker.model))
+                for worker in made
+                for router in self.routers
             )
+        )
         return made
 
-    async def submit(self, job: Job) -> SubmitAnswer:
-        answer = await ask(self.edge, SUBJECTS.submit(job.model), job, SubmitAnswer, timeout=EDGE_WAITS_S)
+    async def submit(self, job: Job, timeout: float = PATIENCE_S) -> SubmitAnswer:
+        answer = await ask(self.edge, SUBJECTS.submit(job.model), job, SubmitAnswer, timeout=timeout)
         assert isinstance(answer, Accepted | Queue | Refused)
         return answer
 

@@ -14,7 +14,7 @@ from schemas.state import Cause, Death, QueueReport, Role
 from services.bus.typed import Refusals, ask, listen, send
 from tests.router.fakes import MODEL, SUBJECTS, a_job, a_process, a_state
 from tests.router.harness import EDGE_WAITS_S, House
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 async def test_a_job_is_placed(house: House) -> None:
@@ -38,14 +38,14 @@ async def test_no_worker_is_refused(house: House) -> None:
 async def test_a_named_router_takes_a_submit_too(house: House) -> None:
     await house.workers(Role.BOTH)
     subject = SUBJECTS.router_submit(house.routers[0].status().router)
-    assert isinstance(await ask(house.edge, subject, a_job(attempt=2), SubmitAnswer, timeout=EDGE_WAITS_S), Accepted)
+    assert isinstance(await ask(house.edge, subject, a_job(attempt=2), SubmitAnswer, timeout=PATIENCE_S), Accepted)
 
 
 async def test_the_answer_is_in_time_when_workers_are_silent(house: House) -> None:
     workers = await house.workers(*[Role.PREFILL] * 8, Role.DECODE)
     for worker in workers[:8]:
         worker.silent.add("submit")
-    assert isinstance(await house.submit(a_job()), Queue)  # raises RequestTimeout when it is late
+    assert isinstance(await house.submit(a_job(), EDGE_WAITS_S), Queue)  # raises RequestTimeout when it is late
     await until(lambda: not workers[8].reserved)
 
 

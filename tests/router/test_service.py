@@ -54,6 +54,8 @@ async def site(own_nats_server: NatsServer) -> AsyncIterator[Site]:
     worker.beat()
     await until(lambda: any(report.card for report in reports))
     await eventually(lambda: _open(edge))
+    worker.beat()  # all this may have taken longer than a worker may be silent
+    await bus.flush(PATIENCE_S)
     yield Site(edge, worker, JetStreamWorkQueue(JetStream(edge, timeout=PATIENCE_S), SUBJECTS), stop, serving)
     stop.set()
     async with asyncio.timeout(PATIENCE_S):

@@ -8,6 +8,7 @@ from services.bus.typed import send
 from services.engine.scripted import Script, Timing
 from services.worker.draining import drain
 from services.worker.status import status
+from tests.waiting import PATIENCE_S
 from tests.worker.rig import rig, until
 
 
@@ -86,7 +87,7 @@ async def test_a_silent_edge_costs_nothing():
 
 async def test_a_run_ends_at_its_total_deadline():
     async with rig(decode=Timing(decode_step_s=0.02)) as r:
-        run, _ = await r.submit(r.job(max_tokens=400, total_s=0.5))
+        run, _ = await r.submit(r.job(max_tokens=400, total_s=2.0))
         await until(lambda: r.edge.ended(run))
         assert (r.edge.ended(run), r.edge.reason(run)) == (State.EXPIRED, "total_deadline")
         await until(r.clean)
@@ -96,7 +97,7 @@ async def test_drain_refuses_new_work_and_finishes_what_runs():
     async with rig(decode=Timing(decode_step_s=0.02)) as r:
         run, _ = await r.submit(r.job(max_tokens=20))
         await until(lambda: (2, State.DECODING) in r.edge.states(run))
-        await drain(r.decode, 5.0)
+        await drain(r.decode, PATIENCE_S)
         await until(lambda: r.edge.ended(run) is State.FINISHED)
         answer = await r.reserve(3, 1)
         assert answer.results[0].reason == "draining"

@@ -21,7 +21,7 @@ from services.bus.work_queue import Item, Put
 from tests.nats_fixture import NatsCluster
 from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 TIMEOUT_S = 1.0
 R = TypeVar("R")
 

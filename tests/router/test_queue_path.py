@@ -98,7 +98,7 @@ async def test_a_tier_cannot_be_chosen_by_the_subject(house: House) -> None:
 
 async def test_a_job_whose_first_token_would_be_too_late_is_told_to_its_edge(house: House) -> None:
     [both] = await house.workers(Role.BOTH, slots=0)
-    job = a_job(tokens=100, first_token_s=20.0)
+    job = a_job(tokens=100, first_token_s=0.5)
     assert isinstance(await house.submit(job), Queue)
     await house.put(job)
     both.backlog_s = 60.0

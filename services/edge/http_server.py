@@ -26,7 +26,8 @@ from services.settings.edge import EdgeSettings
 from services.telemetry.logs import fields
 
 _log = logging.getLogger("headrace.edge")
-_START_S = 5.0
+_START_S = 30.0
+"""On a busy machine it takes seconds; whoever ends for that takes as long when it is started again."""
 _BACKLOG = 2048
 _MOST_HEADER_BYTES = 128 * 2**10
 _OTHER_FILES = 256

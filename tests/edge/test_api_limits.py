@@ -69,8 +69,20 @@ async def test_headers_on_every_answer_streams_included() -> None:
     ):
         assert answer.headers["x-ratelimit-limit-requests"] == "100"
         assert answer.headers["x-ratelimit-limit-tokens"] == "5000"
-        assert answer.headers["x-ratelimit-remaining-requests"].isdigit()
         assert re.fullmatch(r"\d+ms|\d+(\.\d)?s", answer.headers["x-ratelimit-reset-tokens"])
+
+
+async def test_what_is_left_is_what_was_not_asked_for() -> None:
+    """Clients pace themselves by it."""
+    api = Api()
+    key = api.keys.make(limits=Limits(requests_per_minute=100, tokens_per_minute=200_000))
+    told = []
+    for path, body in (("/v1/models", None), ("/tokenize", {"prompt": "hi"}), (PATH, CHAT | {"max_tokens": 10})):
+        answer = await ask(api, path, key, body=body)
+        told.append([int(answer.headers[f"x-ratelimit-remaining-{kind}"]) for kind in ("requests", "tokens")])
+    assert told[:2] == [[100, 200_000], [99, 200_000]]
+    assert told[2][0] == 98
+    assert 199_000 < told[2][1] < 200_000
 
 
 async def test_tokens_settle_to_what_was_used() -> None:

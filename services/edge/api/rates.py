@@ -1,7 +1,7 @@
 """`x-ratelimit-*`: how much of a caller's limits is left, on every answer to a caller that is known.
 
-Source: the OpenAI API reference, "Rate limits", headers. `remaining` is what this edge can grant at once: never more than there
-is. Clients read whole numbers, so *no limit* is the largest that all of them can hold.
+Source: the OpenAI API reference, "Rate limits", headers. `remaining` is what is left as far as this edge heard: others may have
+taken of it since. Clients read whole numbers, so *no limit* is the largest that all of them can hold.
 """
 
 from __future__ import annotations

@@ -48,6 +48,8 @@ class Verdict(Enum):
 @dataclass(slots=True)
 class _Window:
     number: int
+    counted: int = 0
+    """By its counter, when it was last asked."""
     held: int = 0
     granted: int = 0
     spent_until: float = 0.0
@@ -74,9 +76,15 @@ class Allotment:
         self.limit = limit
 
     @property
-    def remaining(self) -> int:
-        """What this edge can give out at once. Others may hold more."""
+    def held(self) -> int:
+        """What this edge can give out without asking. Others may hold more."""
         return self._current().held
+
+    @property
+    def remaining(self) -> int:
+        """What is left for this edge's callers, as far as it heard: all of a window that it has not asked for yet."""
+        window = self._current()
+        return window.held + (0 if self.down else max(0, self.limit - window.counted))
 
     @property
     def down(self) -> bool:
@@ -205,5 +213,5 @@ class Allotment:
         except BusUnavailable:
             self._down_until = self._clock.monotonic() + _DOWN_S
             return None
-        window.era = count.era
+        window.era, window.counted = count.era, before + amount
         return before

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from schemas.errors import BusUnavailable
 from services.bus.counters import Count as Counted
 from services.clock import ManualClock
-from services.edge.gate.allotment import SLICES, Allotment, Verdict
+from services.edge.gate.allotment import SLICES, WINDOW_S, Allotment, Verdict
 from tests.waiting import PATIENCE_S, until
 
 
@@ -163,10 +163,11 @@ async def test_without_the_counter_what_is_held_is_spent_and_then_nothing_is_kno
     counter = FakeCounter()
     allotment = Allotment(counter, clock := ManualClock(), 64)
     assert await allotment.take(1) is Verdict.GRANTED
-    held = allotment.remaining
+    held = allotment.held
     counter.down = True
     verdicts = [await allotment.take(1) for _ in range(held + 3)]
     assert verdicts == [Verdict.GRANTED] * held + [Verdict.UNKNOWN] * 3
+    assert allotment.remaining == 0
     counter.down = False
     clock.advance(1.0)
     assert await allotment.take(1) is Verdict.GRANTED
@@ -237,7 +238,21 @@ async def test_what_requests_wait_for_is_asked_for_once() -> None:
     await asyncio.sleep(0)
     go_on.set()
     assert await asyncio.gather(*waiting) == [Verdict.GRANTED] * 41
-    assert one.remaining <= 2 * (10_000 // SLICES)
+    assert one.held <= 2 * (10_000 // SLICES)
+
+
+async def test_what_is_left_is_told_as_far_as_it_was_heard() -> None:
+    counter, clock = FakeCounter(), ManualClock()
+    one, other = (Allotment(counter, clock, 1000) for _ in range(2))
+    assert (one.remaining, other.remaining) == (1000, 1000)
+    assert await one.take(600) is Verdict.GRANTED
+    assert (one.remaining, other.remaining) == (400, 1000)
+    assert await other.take(1) is Verdict.GRANTED
+    assert other.remaining == 1000 - 600 - one.held - 1
+    assert await other.take(500) is Verdict.SPENT
+    assert other.remaining <= 400
+    clock.advance(WINDOW_S)
+    assert other.remaining == 1000
 
 
 async def test_more_than_the_limit_is_never_granted() -> None:

@@ -93,7 +93,8 @@ async def _supervise(
         me, login = _new_id("supervisor"), Credentials("supervisor", passwords["supervisor"])
         try:
             dialect = Dialect(clock=SystemClock())  # it hears nobody, so it writes what every build reads
-            bus = await connect(server.url, me, "supervisor", credentials=login, dialect=dialect)
+            limit = settings.nats.connect_timeout_s
+            bus = await connect(server.url, me, "supervisor", credentials=login, timeout=limit, dialect=dialect)
         except BusUnavailable as error:
             raise CommandError(str(error)) from None
         try:

@@ -131,7 +131,7 @@ async def test_hanging_up_while_queued(scripted_stack: StartScripted, stream: bo
     async with operator(up) as op:
         router, seen = await op.one("router"), asyncio.Event()
         # The first computes, the second fills the worker's own queue, the others wait in JetStream.
-        asked = [asyncio.create_task(hang_up(up, seen.wait(), stream=stream, content=f"job {n}")) for n in range(5)]
+        asked = [asyncio.create_task(hang_up(up, seen.wait(), stream=stream, content=f"{n}" * 40)) for n in range(5)]
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
         while not _waiting(await op.ask(f"hr.admin.router.{router}.status")):
             assert asyncio.get_running_loop().time() < deadline, "no job waited in the queue"

@@ -46,8 +46,13 @@ class Transcript:
         return self._next
 
     def begin(self, response: Object) -> bytes:
+        """What runs in the background is queued first."""
         running = {**response, "status": "in_progress"}
-        return self._event("response.created", response=running) + self._event("response.in_progress", response=running)
+        if not response["background"]:
+            return self._event("response.created", response=running) + self._event("response.in_progress", response=running)
+        queued = {**response, "status": "queued"}
+        data = self._event("response.created", response=queued) + self._event("response.queued", response=queued)
+        return data + self._event("response.in_progress", response=running)
 
     def take(self, piece: Piece) -> bytes:
         data = b""

@@ -54,6 +54,11 @@ async def test_a_stream_goes_on_from_any_event(api: ResponsesApi) -> None:
     """However the tokens were bundled for the first reader and for the next."""
     api.detached.default = says("I lo", f"ok.\n{CALL}", f"\n{CALL}")
     events = read_events(await api.respond(background=True, stream=True, tools=[WEATHER]))
+    assert [(event["type"], event["response"]["status"]) for event in events[:3]] == [
+        ("response.created", "queued"),
+        ("response.queued", "queued"),
+        ("response.in_progress", "in_progress"),
+    ]
     last = assemble(events)
     assert [item["type"] for item in last["output"]] == ["message", "function_call", "function_call"]
     assert (await api.ask("GET", f"/v1/responses/{last['id']}")).json() == last

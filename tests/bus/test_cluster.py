@@ -13,7 +13,7 @@ import pytest
 from schemas.errors import BusUnavailable, Disconnected, HeadraceError
 from schemas.subjects import JOBS_STREAM, Subjects
 from services.bus.interface import Bus, Msg
-from services.bus.jetstream import JetStream
+from services.bus.jetstream import ApiError, JetStream, Json
 from services.bus.jetstream_queue import JetStreamWorkQueue
 from services.bus.kv_registry import KvRegistry
 from services.bus.nats_bus import connect
@@ -66,10 +66,17 @@ async def echo(bus: Bus) -> Msg:
     return await bus.request("echo", b"?", timeout=TIMEOUT_S)
 
 
+async def info(js: JetStream, stream: str) -> Json:
+    """What JetStream says of `stream`, if it can now: while nobody leads all of it, it answers that it cannot."""
+    try:
+        return await js.api(f"STREAM.INFO.{stream}")
+    except ApiError as error:
+        raise BusUnavailable(str(error)) from error
+
+
 async def leader(js: JetStream, stream: str) -> str:
     """The server that leads `stream`."""
-    info = await js.api(f"STREAM.INFO.{stream}")
-    name = str(info["cluster"].get("leader", ""))
+    name = str((await info(js, stream))["cluster"].get("leader", ""))
     if not name:
         raise BusUnavailable("no leader now")
     return name
@@ -81,13 +88,13 @@ async def test_streams_and_buckets_have_their_replicas(buses: list[Bus]) -> None
     await eventually(queue.ensure)
     await eventually(registry.ensure)
     for stream in (JOBS_STREAM, "KV_HR_WORKERS"):
-        info = await eventually(lambda stream=stream: js.api(f"STREAM.INFO.{stream}"))  # type: ignore[misc]
-        assert info["config"]["num_replicas"] == 3
-        assert len(info["cluster"]["replicas"]) == 2
+        found = await eventually(lambda stream=stream: info(js, stream))  # type: ignore[misc]
+        assert found["config"]["num_replicas"] == 3
+        assert len(found["cluster"]["replicas"]) == 2
     grown = JetStreamWorkQueue(JetStream(buses[0], timeout=TIMEOUT_S, replicas=1), Subjects())
     await eventually(grown.ensure)
-    info = await eventually(lambda: js.api(f"STREAM.INFO.{JOBS_STREAM}"))
-    assert info["config"]["num_replicas"] == 1
+    found = await eventually(lambda: info(js, JOBS_STREAM))
+    assert found["config"]["num_replicas"] == 1
 
 
 async def test_a_client_goes_on_at_another_server(nats_cluster: NatsCluster, buses: list[Bus]) -> None:

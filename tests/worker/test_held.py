@@ -13,6 +13,7 @@ from schemas.state import EdgeBeat
 from services.bus.typed import send
 from services.engine.scripted import Timing
 from services.worker.held import Held
+from tests.router.harness import eventually
 from tests.worker.rig import rig, until
 from tests.worker.test_detached import SECOND, adopt, detached, second_edge, taking_over
 
@@ -69,9 +70,12 @@ async def test_who_adopts_a_job_hears_of_the_operator_from_both_sides_of_a_hando
         Held(r.prefill).cancel(job.job)
         await until(r.clean)
         edge = await second_edge(r)
-        for _ in range(2):
-            await adopt(r, edge, taking_over(r, job))
-        await until(lambda: {event.hop for event in edge.events if event.state.terminal} == {1, 2})
+
+        async def told_by_both() -> bool:
+            await adopt(r, edge, taking_over(r, job))  # each listens for the job from its own next look on
+            return {event.hop for event in edge.events if event.state.terminal} == {1, 2}
+
+        await eventually(told_by_both)
         ends = {(event.hop, event.state, event.reason) for event in edge.events if event.state.terminal}
         assert ends == {(hop, State.CANCELLED, BY_OPERATOR) for hop in (1, 2)}
 

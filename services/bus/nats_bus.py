@@ -24,7 +24,6 @@ from services.telemetry.metrics import Metrics
 
 PING_EVERY = 1.0
 """Seconds. A server that was not heard for two to three of them hangs, or cannot be reached: another one is looked for."""
-"""Seconds; two unanswered ones end the connection, so a dead server or network is noticed within 30 s."""
 
 CLOSE_WITHIN = 2.0
 

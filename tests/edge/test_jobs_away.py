@@ -12,8 +12,12 @@ from schemas.errors import BusUnavailable, Unavailable
 from schemas.job import Job
 from schemas.placement import Queue
 from schemas.reply import FinishReason
+from schemas.state import ModelCard, QueueReport
+from services.bus.uptime import Uptime
+from services.clock import ManualClock
 from services.edge.jobs.handle import admitted
-from tests.edge.cluster import DECODE, FAST, PREFILL, ROUTER, Cluster, collect, draft
+from services.edge.jobs.models import ModelBoard
+from tests.edge.cluster import CAPABILITIES, DECODE, FAST, MODEL, PREFILL, ROUTER, Cluster, collect, draft
 from tests.waiting import until
 
 
@@ -55,6 +59,22 @@ async def test_a_job_that_comes_while_we_reconnect_waits_for_it(cluster: Cluster
     assert not job.resume
     cluster.tokens(DECODE, job, 1, 0, [5], finish=FinishReason.STOP)
     assert await collect(handle) == ([5], FinishReason.STOP)
+
+
+def test_what_is_served_is_not_forgotten_while_nobody_can_tell_us() -> None:
+    """Nor before routers had the time to say it again."""
+    clock = ManualClock()
+    line = Uptime(clock)
+    board, card = ModelBoard(clock, line, FAST), ModelCard(model=MODEL, capabilities=CAPABILITIES, context_length=512)
+    board.hear(QueueReport(router=ROUTER, model=MODEL, card=card))
+    line.went_down()
+    clock.advance(10 * FAST.card_alive_s)
+    assert (board.models(), board.routers()) == ([MODEL], [])
+    line.came_up()
+    clock.advance(FAST.card_alive_s / 2)
+    assert board.card(MODEL) == card
+    clock.advance(FAST.card_alive_s)
+    assert (board.models(), board.card(MODEL)) == ([], None)
 
 
 async def test_routers_that_were_heard_just_now_may_reconnect(cluster: Cluster) -> None:

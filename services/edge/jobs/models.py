@@ -1,6 +1,7 @@
 """What the routers say on `hr.queue`: which models can be served, who waits, how fast the queue drains, which routers live.
 
-Owns the last report of each router. Must not know jobs. Invariant: nothing older than its lifetime is believed.
+Owns the last report of each router. Must not know jobs. Invariants: nothing older than its lifetime is believed; of what can be
+served nothing is forgotten because our own connection was down.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from schemas.state import ModelCard, QueueReport
+from services.bus.silence import Line
 from services.clock import Clock
 from services.edge.jobs.timing import Timing
 
@@ -23,8 +25,9 @@ class _Heard:
 
 
 class ModelBoard:
-    def __init__(self, clock: Clock, timing: Timing) -> None:
+    def __init__(self, clock: Clock, line: Line, timing: Timing) -> None:
         self._clock = clock
+        self._line = line
         self._timing = timing
         self._reports: dict[tuple[str, str], _Heard] = {}
         self._cards: dict[str, tuple[float, ModelCard]] = {}
@@ -40,7 +43,8 @@ class ModelBoard:
     def card(self, model: str) -> ModelCard | None:
         """None when no router has named a live worker of `model` lately."""
         at, card = self._cards.get(model, (-math.inf, None))
-        return card if self._clock.monotonic() - at < self._timing.card_alive_s else None
+        silent_for = min(self._clock.monotonic() - at, self._line.steady_for())
+        return card if silent_for < self._timing.card_alive_s else None
 
     def models(self) -> list[str]:
         return sorted(model for model in self._cards if self.card(model) is not None)

@@ -72,7 +72,7 @@ class Supervisor:
         self._bus = bus
         self._refusals = Refusals(metrics, clock)
         self._wire = Wire(bus, subjects)
-        self.models = ModelBoard(clock, self._timing)
+        self.models = ModelBoard(clock, bus, self._timing)
         self._canceller = Canceller(self._wire, self.models, self._timing)
         submission = Submission(self._wire, queue, self.models, self._timing)
         self._life = JobLife(self._wire, submission, self.models, self._timing, random, metrics)

@@ -22,11 +22,13 @@ from services.bus.interface import Msg
 from services.bus.nats_bus import connect
 from services.edge.http_server import HttpServer, free_port
 from services.edge.service import serve
+from services.edge.store.database import database_url
 from services.edge.tenant import server_secret, tenant
 from services.settings.edge import EdgeSettings
 from services.settings.nats import NatsSettings
 from services.settings.settings import Settings
 from tests.edge.cluster import DECODE, EDGE, ROUTER
+from tests.edge.migrated import migrated
 from tests.edge.sse import read_stream
 from tests.nats_fixture import NatsServer
 from tests.ports import free_ports
@@ -45,6 +47,8 @@ async def test_from_start_to_drain(nats_server: NatsServer, tmp_path: Path) -> N
         nats=NatsSettings(url=nats_server.url),
         edge=EdgeSettings(port=port, drain_timeout_s=PATIENCE_S),
     )
+    async with migrated(database_url("", tmp_path)):
+        pass  # as the command does before it serves
     stop = asyncio.Event()
     edge = asyncio.create_task(serve(settings, EDGE, stop, lambda: None))
     router = await connect(nats_server.url, ROUTER, "router", timeout=PATIENCE_S)

@@ -131,6 +131,7 @@ class Budgets:
             _log.error("usage is lost: the database could not be used to the end", extra=fields(entries=len(self._entries)))
 
     async def _empty(self) -> None:
+        """Until nothing is left but what stays held, or what an unusable database cannot be given back."""
         while self._entries or self._purses:
             before = len(self._entries)
             booked = await self.flush()

@@ -41,7 +41,7 @@ class ModelBoard:
             self._reports = {key: heard for key, heard in self._reports.items() if now - heard.at < self._timing.card_alive_s}
 
     def card(self, model: str) -> ModelCard | None:
-        """None when no router has named a live worker of `model` lately."""
+        """None when no router has named a live worker of `model` lately, although we could have heard it."""
         at, card = self._cards.get(model, (-math.inf, None))
         silent_for = min(self._clock.monotonic() - at, self._line.steady_for())
         return card if silent_for < self._timing.card_alive_s else None
